@@ -1,0 +1,1 @@
+"""Charts: results in, `go.Figure` out; nothing here knows about Streamlit."""

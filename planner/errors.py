@@ -1,0 +1,32 @@
+"""What can be wrong on the planner's side; the root is shared with `traces.errors`.
+
+traces.errors.InputError
+├── BadFlags               flags that vLLM refuses, with vLLM's reason
+├── NotSimulated           a setting that vLLM accepts and this product does not model
+├── UnfitStepLog           the log cannot determine d or p; says what to record next
+└── BadPlan                a model or plan file, or targets, that cannot be used
+
+Cancelled is not a fault: the user stopped a long piece of work.
+"""
+
+from traces.errors import BadData, InputError
+
+
+class BadFlags(InputError):
+    """vLLM would not start with these flags."""
+
+
+class NotSimulated(InputError):
+    """vLLM accepts this, but a replay of it would not be true."""
+
+
+class UnfitStepLog(BadData):
+    """A step log that cannot support a step-time model; `problems` says why and what to record next."""
+
+
+class BadPlan(InputError):
+    """Targets, a model file or a plan file that cannot be used."""
+
+
+class Cancelled(Exception):  # noqa: N818  (not an error)
+    """The user stopped the work."""

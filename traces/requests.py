@@ -1,0 +1,43 @@
+"""A request trace: when each request arrived and how many tokens it brought and drew."""
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from traces.receipt import Receipt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestTrace:
+    """n requests ordered by arrival; two traces are the same when their `digest` is."""
+
+    arrival_s: npt.NDArray[np.float64]
+    """(n,) seconds since the first arrival, never decreasing; ties keep the order of the file."""
+    prompt_tokens: npt.NDArray[np.int64]
+    """(n,) tokens in the prompt, at least 1."""
+    output_tokens: npt.NDArray[np.int64]
+    """(n,) tokens generated, at least 1."""
+    source_row: npt.NDArray[np.int64]
+    """(n,) data row of the file, counted from 0."""
+    receipt: Receipt | None = None
+    """How the file was read; None for a trace that no file stands behind."""
+    digest: str = field(init=False)
+    """SHA-256 over the three first arrays, hexadecimal."""
+
+    def __post_init__(self) -> None:
+        state = hashlib.sha256()
+        for values in (self.arrival_s, self.prompt_tokens, self.output_tokens):
+            values.flags.writeable = False
+            state.update(np.ascontiguousarray(values).tobytes())
+        self.source_row.flags.writeable = False
+        object.__setattr__(self, "digest", state.hexdigest())
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first arrival to the last; 0 for an empty trace."""
+        return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0

@@ -28,5 +28,5 @@ class BadPlan(InputError):
     """Targets, a model file or a plan file that cannot be used."""
 
 
-class Cancelled(Exception):  # noqa: N818  (not an error)
+class Cancelled(Exception):
     """The user stopped the work."""

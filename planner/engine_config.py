@@ -1,0 +1,171 @@
+"""vLLM's scheduler settings under vLLM's names, its defaults and its start-up checks."""
+
+from dataclasses import dataclass, fields
+
+from planner.errors import BadFlags, NotSimulated
+from traces.steps import ServerFacts
+
+VLLM_VERSION = "0.32"
+"""The release whose V1 scheduler is simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One way to start `vllm serve`, as far as it decides the schedule.
+
+    Differs: prefix caching is on by default in vLLM; here it is off, because it is not simulated yet. So
+    every prompt token is computed, and the TTFT of a trace with shared prefixes is an upper bound.
+
+    Source
+    ------
+    vLLM 0.32, vllm/config/scheduler.py and vllm/config/cache.py.
+    """
+
+    max_num_batched_tokens: int = 2048
+    """Token budget of a step."""
+    max_num_seqs: int = 256
+    """Most requests in one step."""
+    long_prefill_token_threshold: int = 0
+    """Most prompt tokens one request gets in a step while others are there; 0 = no cap."""
+    num_gpu_blocks: int = 40_001
+    """KV blocks, the null block included (so one less is usable)."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    max_model_len: int | None = None
+    """Longest context, tokens; None = not known, so requests are bounded by the KV pool alone."""
+    async_scheduling: bool = True
+    """Whether step k+1 is scheduled while step k runs."""
+    enable_prefix_caching: bool = False
+    """Not simulated yet; must be off."""
+    scheduler_reserve_full_isl: bool = True
+    """Whether a request is admitted only when all that is known of it would fit now."""
+    watermark: float = 0.0
+    """Share of the KV blocks kept free at admission while others run, 0–1."""
+    enable_chunked_prefill: bool = True
+    """Whether a prompt may be split over steps by the budget."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """Whether the threshold grows to budget ÷ requests."""
+    max_num_scheduled_tokens: int | None = None
+    """Token budget where it differs from the input budget; None = the same."""
+    max_num_active_seqs: int | None = None
+    """Admission cap below `max_num_seqs`; None = the same."""
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens the KV pool holds."""
+        return (self.num_gpu_blocks - 1) * self.block_size
+
+
+def check_flags(config: EngineConfig) -> None:
+    """Refuse what vLLM refuses at start-up, all faults at once, and what this product does not simulate.
+
+    Raises
+    ------
+    BadFlags
+        vLLM would not start.
+    NotSimulated
+        vLLM would start, but the replay would not be true.
+
+    Source
+    ------
+    vLLM 0.32, SchedulerConfig.verify_max_model_len and field constraints, check_enough_kv_cache_memory.
+    """
+    faults = flag_faults(config)
+    if faults:
+        raise BadFlags("flags", "; ".join(faults))
+    if config.enable_prefix_caching:
+        raise NotSimulated(
+            "flags",
+            "prefix caching is not simulated yet; use --no-enable-prefix-caching and read TTFT as an upper bound",
+        )
+
+
+def flag_faults(config: EngineConfig) -> tuple[str, ...]:
+    """Every reason for which vLLM would not start with these flags; empty when it would."""
+    faults = [
+        f"{name} is {getattr(config, name)}; vLLM allows 1 or more"
+        for name in ("max_num_batched_tokens", "max_num_seqs", "block_size")
+        if getattr(config, name) < 1
+    ]
+    for name in ("max_num_scheduled_tokens", "max_num_active_seqs", "max_model_len"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            faults.append(f"{name} is {value}; vLLM allows 1 or more, or leave it out")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        faults.append(
+            f"max_num_batched_tokens ({config.max_num_batched_tokens}) is smaller than max_num_seqs "
+            f"({config.max_num_seqs}); every running request needs at least one token of the budget"
+        )
+    if config.max_num_active_seqs is not None and config.max_num_active_seqs > config.max_num_seqs:
+        faults.append(
+            f"max_num_active_seqs ({config.max_num_active_seqs}) is above max_num_seqs ({config.max_num_seqs})"
+        )
+    if config.long_prefill_token_threshold < 0:
+        faults.append(f"long_prefill_token_threshold is {config.long_prefill_token_threshold}; 0 turns it off")
+    if not 0.0 <= config.watermark < 1.0:
+        faults.append(f"watermark is {config.watermark}; vLLM allows 0 up to, not including, 1")
+    if config.num_gpu_blocks < 2:
+        faults.append(f"num_gpu_blocks is {config.num_gpu_blocks}; one block is the null block, so 2 or more")
+    if config.max_model_len is not None and config.block_size >= 1:
+        faults.extend(_length_faults(config, config.max_model_len))
+    return tuple(faults)
+
+
+def _length_faults(config: EngineConfig, max_model_len: int) -> list[str]:
+    """Faults that involve the longest context."""
+    faults = []
+    if config.long_prefill_token_threshold > max_model_len:
+        faults.append(
+            f"long_prefill_token_threshold ({config.long_prefill_token_threshold}) is above max_model_len "
+            f"({max_model_len})"
+        )
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < max_model_len:
+        faults.append(
+            f"max_num_batched_tokens ({config.max_num_batched_tokens}) is smaller than max_model_len "
+            f"({max_model_len}) while chunked prefill is off"
+        )
+    if max_model_len > config.num_kv_tokens:
+        faults.append(f"max_model_len ({max_model_len}) does not fit the KV cache of {config.num_kv_tokens} tokens")
+    return faults
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTier:
+    """vLLM's default flags for one size of GPU memory."""
+
+    label: str
+    """As shown to the user."""
+    min_gib: float
+    """Device memory from which it applies."""
+    max_num_batched_tokens: int
+    """What `vllm serve` takes when the flag is not given."""
+    max_num_seqs: int
+    """What `vllm serve` takes when the flag is not given."""
+
+
+GPU_TIERS = (
+    GpuTier("160 GiB or more (B200, MI300X, …)", 160.0, 16_384, 1024),
+    GpuTier("70 GiB or more, not A100 (H100, H200, …)", 70.0, 8192, 1024),
+    GpuTier("anything else, A100 included", 0.0, 2048, 256),
+)
+"""Defaults of `vllm serve` by device memory. Source: vLLM 0.32, EngineArgs.get_batch_defaults."""
+
+
+def default_flags(memory_gib: float) -> tuple[int, int]:
+    """VLLM's default budget and seats for so much device memory (an A100 counts as less than 70 GiB)."""
+    tier = next(tier for tier in GPU_TIERS if memory_gib >= tier.min_gib)
+    return tier.max_num_batched_tokens, tier.max_num_seqs
+
+
+def flags_from_facts(facts: ServerFacts) -> EngineConfig:
+    """Today's settings as far as a server log states them; the rest is the default.
+
+    Prefix caching stays off whatever the log says, because it is not simulated.
+    """
+    names = [f.name for f in fields(EngineConfig) if f.name != "enable_prefix_caching" and hasattr(facts, f.name)]
+    return EngineConfig(**{name: value for name in names if (value := getattr(facts, name)) is not None})
+
+
+def changed_flags(today: EngineConfig, other: EngineConfig) -> tuple[str, ...]:
+    """Names of the settings in which two configurations differ, in declaration order."""
+    return tuple(f.name for f in fields(EngineConfig) if getattr(today, f.name) != getattr(other, f.name))

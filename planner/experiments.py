@@ -1,0 +1,126 @@
+"""The two reference experiments that the project started from, as configurations of the same kernel.
+
+A: 48 chats of 1,000 + 250 tokens at 0 s; at 3 s a prompt of 32,000 tokens with 20 outputs; at 3.001 s six of 600 + 20.
+B: 32 requests of 400 + 600 tokens at once on 1,200 usable KV blocks.
+
+Both: 8 ms + 0.06 ms per sequence + 20 ms per 1,000 prefill tokens; synchronous scheduling, no prefix cache, no
+reservation at admission.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.engine_config import EngineConfig
+from planner.metrics import distribution, itl_of_requests, summarise, ttft_s
+from planner.replay import replay
+from planner.step_time import StepTime
+from traces.requests import RequestTrace
+
+STEP_TIME = StepTime(base_ns=8_000_000, per_seq_ns=60_000, per_prefill_token_ns=20_000)
+"""The step-time model of both experiments."""
+SETTINGS_A = ((2048, 0), (8192, 0), (32_768, 0), (8192, 2048))
+"""(max_num_batched_tokens, long_prefill_token_threshold) of the published rows of A."""
+SETTINGS_B = (32, 24, 16)
+"""max_num_seqs of the published rows of B."""
+NUM_CHATS = 48
+"""Chats of A; the ITL columns are theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowA:
+    """One row of experiment A."""
+
+    max_num_batched_tokens: int
+    """Budget, tokens."""
+    long_prefill_token_threshold: int
+    """Threshold, tokens."""
+    long_ttft_s: float
+    """TTFT of the long prompt."""
+    short_ttft_s: float
+    """Mean TTFT of the six short prompts."""
+    itl_p50_s: float
+    """Gaps of the 48 chats, pooled, like the next two."""
+    itl_p99_s: float
+    """99th percentile."""
+    itl_max_s: float
+    """Worst gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowB:
+    """One row of experiment B."""
+
+    max_num_seqs: int
+    """Seats."""
+    num_preemptions: int
+    """Over all requests."""
+    num_recomputed_tokens: int
+    """Computed tokens lost to preemptions."""
+    worst_gap_s: float
+    """Longest gap of any request."""
+    makespan_s: float
+    """First arrival to last token."""
+
+
+def run_experiment_a(max_num_batched_tokens: int, long_prefill_token_threshold: int) -> RowA:
+    """Replay experiment A with one budget and threshold."""
+    trace = _trace([(0.0, 1000, 250)] * NUM_CHATS + [(3.0, 32_000, 20)] + [(3.001, 600, 20)] * 6)
+    config = _config(
+        max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+    )
+    run = replay(trace, config, STEP_TIME, records_events=True)
+    gaps = itl_of_requests(run, np.arange(len(trace)) < NUM_CHATS)
+    return RowA(
+        max_num_batched_tokens,
+        long_prefill_token_threshold,
+        long_ttft_s=float(ttft_s(run)[NUM_CHATS]),
+        short_ttft_s=float(ttft_s(run)[NUM_CHATS + 1 :].mean()),
+        itl_p50_s=gaps.percentile(0.5),
+        itl_p99_s=gaps.percentile(0.99),
+        itl_max_s=float(gaps.value_s[-1]),
+    )
+
+
+def run_experiment_b(max_num_seqs: int) -> RowB:
+    """Replay experiment B with one number of seats."""
+    trace = _trace([(0.0, 400, 600)] * 32)
+    config = _config(max_num_batched_tokens=8192, max_num_seqs=max_num_seqs, num_gpu_blocks=1201)
+    run = replay(trace, config, STEP_TIME)
+    summary = summarise(run, itl_target_s=1.0)
+    return RowB(
+        max_num_seqs,
+        summary.num_preemptions,
+        summary.num_recomputed_tokens,
+        float(distribution(run.worst_gap_s).value_s[-1]),
+        summary.makespan_s,
+    )
+
+
+def _config(
+    max_num_batched_tokens: int,
+    max_num_seqs: int = 256,
+    long_prefill_token_threshold: int = 0,
+    num_gpu_blocks: int = 40_001,
+) -> EngineConfig:
+    """The teaching model's scheduler: everything newer switched off."""
+    return EngineConfig(
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+        num_gpu_blocks=num_gpu_blocks,
+        async_scheduling=False,
+        scheduler_reserve_full_isl=False,
+    )
+
+
+def _trace(rows: list[tuple[float, int, int]]) -> RequestTrace:
+    """A trace from (arrival in seconds, prompt tokens, output tokens)."""
+    table = np.array(rows)
+    return RequestTrace(
+        arrival_s=table[:, 0],
+        prompt_tokens=table[:, 1].astype(np.int64),
+        output_tokens=table[:, 2].astype(np.int64),
+        source_row=np.arange(len(rows)),
+    )

@@ -1,0 +1,415 @@
+"""Choosing flags: which settings meet the targets, which of them is best, and why the others lost."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.candidates import Candidate, Reason, Rejection, evaluate
+from planner.engine_config import EngineConfig, changed_flags, flag_faults
+from planner.kernel import step_ns
+from planner.replay import Replay, replay
+from planner.slo import Slo
+from planner.step_time import Covered, StepTime, StepTimeFit, step_time_from_seconds
+from traces.requests import RequestTrace
+
+NUM_DRAWS = 20
+"""Draws of the coefficients under which the winner is judged again."""
+SEARCHED = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
+"""The flags that are chosen; everything else of the context is fixed."""
+
+
+class Objective(StrEnum):
+    """What decides among the settings that meet every target."""
+
+    LOWEST_TTFT = "lowest_ttft"
+    """The lowest TTFT at the target's percentile."""
+    MOST_HEADROOM = "most_headroom"
+    """The smallest gap at the target's percentile."""
+    HIGHEST_THROUGHPUT = "highest_throughput"
+    """The most output tokens per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Values tried for each flag; combinations that vLLM refuses are left out."""
+
+    max_num_batched_tokens: tuple[int, ...]
+    """Budgets, tokens."""
+    max_num_seqs: tuple[int, ...]
+    """Seats, requests."""
+    long_prefill_token_threshold: tuple[int, ...]
+    """Thresholds, tokens; 0 = off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The answer, with everything it stands on."""
+
+    best: Candidate | None
+    """The choice; None when no candidate meets every target."""
+    closest: Candidate
+    """The candidate that comes nearest to the targets; `best` when there is one."""
+    today: Candidate
+    """Today's flags."""
+    vllm_default: Candidate
+    """The flags `vllm serve` would take by itself on this GPU."""
+    candidates: tuple[Candidate, ...]
+    """Everything tried, `today` and `vllm_default` included, ordered by budget, seats, threshold."""
+    losers: tuple[tuple[Candidate, Rejection], ...]
+    """Every candidate but the best, with the first reason it lost, in the order of `candidates`."""
+    closed_form_budget: int | None
+    """(T − d)/p + decodes: the budget at which a full step takes the target; None when d alone exceeds it."""
+    typical_decode_s: float
+    """d at this trace's mean batch and context, seconds."""
+    typical_num_seqs: float
+    """That mean batch: decodes per decoding step under today's flags."""
+    probability_met: float | None
+    """Share of joint draws of the coefficients under which the best still meets every target; None = unknown."""
+    extrapolated_share: float | None
+    """Share of the best's steps outside the range that the calibration covered; None = range unknown."""
+    slo: Slo
+    """The targets."""
+    objective: Objective
+    """What decided among those that meet them."""
+    space: SearchSpace
+    """What was searched."""
+    step_time: StepTime
+    """The model charged."""
+    model_source: str
+    """Where the model came from."""
+    trace_digest: str
+    """Digest of the trace replayed."""
+    num_replays: int
+    """Replays run; candidates whose flags provably cannot act share one."""
+
+
+Progress = Callable[[int, int, Candidate | None], None]
+"""Called with (replays done, replays planned, the newest candidate)."""
+
+
+def recommend(
+    trace: RequestTrace,
+    model: StepTimeFit | StepTime,
+    today: EngineConfig,
+    slo: Slo,
+    *,
+    default_flags: tuple[int, int],
+    covered: Covered | None = None,
+    space: SearchSpace | None = None,
+    objective: Objective = Objective.LOWEST_TTFT,
+    executor: Executor | None = None,
+    on_progress: Progress | None = None,
+    cancel: npt.NDArray[np.uint8] | None = None,
+) -> Recommendation:
+    """Find the flags that meet `slo` on `trace` and are best by `objective`.
+
+    Parameters
+    ----------
+    trace : RequestTrace
+    model : StepTimeFit or StepTime
+        A fit brings its uncertainty and covered range along; bare coefficients do not.
+    today : EngineConfig
+        What is fixed (KV blocks, admission rules, …) together with the three flags in use now.
+    slo : Slo
+    default_flags : (int, int)
+        vLLM's default budget and seats on this GPU.
+    covered : Covered, optional
+        Calibrated range, where `model` does not carry it.
+    space : SearchSpace, optional
+        Default: `default_space`.
+    objective : Objective
+    executor : concurrent.futures.Executor, optional
+        Where replays run; threads on this machine by default. The result does not depend on it.
+    on_progress : callable, optional
+    cancel : (1,) uint8, optional
+        Work stops soon after another thread makes it non-zero.
+
+    Raises
+    ------
+    BadFlags, NotSimulated
+        Today's settings cannot be replayed.
+    Cancelled
+        After `cancel`.
+    """
+    step_time = model.step_time if isinstance(model, StepTimeFit) else model
+    covered = model.covered if isinstance(model, StepTimeFit) else covered
+    with ThreadPoolExecutor(num_threads()) as threads:
+        replays = _Replays(trace, step_time, slo, executor or threads, on_progress, cancel)
+        now = replays.run([today])[0]
+        num_seqs = now.summary.mean_decodes if now.summary.num_gaps else 1.0
+        kv_tokens = now.summary.mean_kv_decode_tokens if now.summary.num_gaps else 0.0
+        decode_s = decode_step_s(step_time, num_seqs, kv_tokens)
+        budget = closed_form_budget(step_time, slo.itl_s, num_seqs, kv_tokens)
+        space = space or default_space(today, budget, default_flags, longest_sequence(trace))
+        usual = replace(
+            today,
+            max_num_batched_tokens=default_flags[0],
+            max_num_seqs=default_flags[1],
+            long_prefill_token_threshold=0,
+        )
+        replays.run_all(_outward(_configs(space, today, usual), budget or min(space.max_num_batched_tokens)))
+        candidates = replays.in_order()
+        fitting = [c for c in candidates if c.meets]
+        best = min(fitting, key=lambda c: _rank(c, objective, today)) if fitting else None
+        closest = best or min(candidates, key=lambda c: _distance(c))
+        probability = replays.probability_met(model, best) if best else None
+    share = None
+    if covered is not None:
+        share = extrapolated_share(replay(trace, closest.engine_config, step_time), covered)
+    return Recommendation(
+        best=best,
+        closest=closest,
+        today=now,
+        vllm_default=replays.known[usual],
+        candidates=candidates,
+        losers=tuple((c, _rejection(c, best, objective)) for c in candidates if c is not best),
+        closed_form_budget=budget,
+        typical_decode_s=decode_s,
+        typical_num_seqs=num_seqs,
+        probability_met=probability,
+        extrapolated_share=share,
+        slo=slo,
+        objective=objective,
+        space=space,
+        step_time=step_time,
+        model_source=model.source if isinstance(model, StepTimeFit) else "coefficients given by hand",
+        trace_digest=trace.digest,
+        num_replays=replays.num_done,
+    )
+
+
+def decode_step_s(step_time: StepTime, num_seqs: float, kv_decode_tokens: float) -> float:
+    """Time d of a decode-only step at a batch size and context, seconds."""
+    return float(step_ns.py_func(step_time, round(num_seqs), 0, kv_decode_tokens, 0.0)) / 1e9
+
+
+def closed_form_budget(step_time: StepTime, itl_s: float, num_seqs: float, kv_decode_tokens: float) -> int | None:
+    """Largest budget whose full step, decodes included, stays within the target: (T − d)/p + decodes.
+
+    None when a decode step with any prefill at all already takes longer. Prefill attention is left out: the
+    search starts here, it does not end here.
+    """
+    mixed_ns = float(step_ns.py_func(step_time, round(num_seqs) + 1, 1, kv_decode_tokens, 0.0))
+    room_ns = itl_s * 1e9 - mixed_ns
+    if room_ns <= 0:
+        return None
+    return int(room_ns / max(step_time.per_prefill_token_ns, 1)) + 1 + round(num_seqs)
+
+
+def longest_sequence(trace: RequestTrace) -> int:
+    """Most tokens any request ever holds."""
+    return int((trace.prompt_tokens + trace.output_tokens).max())
+
+
+def default_space(
+    today: EngineConfig, budget: int | None, default_flags: tuple[int, int], longest_tokens: int
+) -> SearchSpace:
+    """Values around the closed-form budget, vLLM's defaults, powers of two, and today's flags.
+
+    Parameters
+    ----------
+    today : EngineConfig
+    budget : int or None
+        The closed-form budget.
+    default_flags : (int, int)
+        vLLM's default budget and seats on this GPU.
+    longest_tokens : int
+        Longest sequence of the trace: a threshold above it never acts.
+    """
+    around = [] if budget is None else [_round(budget * f) for f in (0.5, 0.7, 0.85, 0.95, 1.0, 1.2, 1.5, 2.0)]
+    budgets = {today.max_num_batched_tokens, default_flags[0], 512, 1024, 2048, 4096, 8192, 16_384, *around}
+    seats = {today.max_num_seqs, default_flags[1], 64, 128, 256, 512}
+    caps = [] if budget is None else [_round(budget * f) for f in (0.25, 0.5, 0.9)]
+    thresholds = {0, today.long_prefill_token_threshold, 512, 2048, *caps}
+    longest = min(longest_tokens, today.max_model_len or longest_tokens)
+    return SearchSpace(
+        tuple(sorted(b for b in budgets if b <= 65_536)),
+        tuple(sorted(seats)),
+        tuple(sorted(t for t in thresholds if t < longest)),
+    )
+
+
+def extrapolated_share(run: Replay, covered: Covered) -> float:
+    """Share of the steps of a replay that lie outside the calibrated range, 0–1."""
+    steps = run.steps
+    outside = (steps["num_scheduled"] > covered.max_num_seqs) | (steps["prefill_tokens"] > covered.max_prefill_tokens)
+    if not np.isnan(covered.max_kv_decode_tokens):
+        outside |= steps["kv_decode_tokens"] > covered.max_kv_decode_tokens
+    return float(outside.mean()) if len(steps) else 0.0
+
+
+def num_threads() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _configs(space: SearchSpace, today: EngineConfig, usual: EngineConfig) -> list[EngineConfig]:
+    """Every combination that vLLM accepts, today's flags and the defaults among them.
+
+    A threshold at or above the budget never acts; such combinations are the ones with 0 over again.
+    """
+    configs = [
+        replace(today, max_num_batched_tokens=budget, max_num_seqs=num_seqs, long_prefill_token_threshold=threshold)
+        for budget, num_seqs, threshold in product(
+            space.max_num_batched_tokens, space.max_num_seqs, space.long_prefill_token_threshold
+        )
+        if threshold < budget
+    ]
+    return list(dict.fromkeys(c for c in [today, usual, *configs] if not flag_faults(c)))
+
+
+def _outward(configs: list[EngineConfig], budget: int) -> list[EngineConfig]:
+    """From the closed-form budget outward, so that what is tried first is most likely to be the answer."""
+    return sorted(configs, key=lambda c: (abs(np.log(c.max_num_batched_tokens / budget)), _order(c)))
+
+
+def _order(config: EngineConfig) -> tuple[int, int, int]:
+    """Budget, seats, threshold."""
+    return config.max_num_batched_tokens, config.max_num_seqs, config.long_prefill_token_threshold
+
+
+def _round(budget: float) -> int:
+    """A multiple of 16 at least 32: what people write, and a whole number of KV blocks."""
+    return max(32, int(budget) // 16 * 16)
+
+
+class _Replays:
+    """The candidates known so far, and the executor that makes more of them."""
+
+    def __init__(
+        self,
+        trace: RequestTrace,
+        step_time: StepTime,
+        slo: Slo,
+        executor: Executor,
+        on_progress: Progress | None,
+        cancel: npt.NDArray[np.uint8] | None,
+    ) -> None:
+        self.trace, self.step_time, self.slo = trace, step_time, slo
+        self.executor, self.on_progress, self.cancel = executor, on_progress, cancel
+        self.known: dict[EngineConfig, Candidate] = {}
+        self.num_done, self.num_planned = 0, 0
+
+    def run(self, configs: list[EngineConfig]) -> list[Candidate]:
+        """Replay each setting; candidates in the order of `configs`, whatever finishes first."""
+        self.num_planned = max(self.num_planned, self.num_done + len(configs))
+        futures = {
+            self.executor.submit(evaluate, self.trace, c, self.step_time, self.slo, self.cancel): c for c in configs
+        }
+        try:
+            for future in as_completed(futures):
+                self.known[futures[future]] = future.result()
+                self.num_done += 1
+                if self.on_progress is not None:
+                    self.on_progress(self.num_done, self.num_planned, future.result())
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return [self.known[c] for c in configs]
+
+    def run_all(self, configs: list[EngineConfig]) -> None:
+        """Replay the settings, most seats first; those that cannot differ from a known one share its result."""
+        self.num_planned = self.num_done + len(configs)
+        for num_seqs in sorted({c.max_num_seqs for c in configs}, reverse=True):
+            these = [c for c in configs if c.max_num_seqs == num_seqs and c not in self.known]
+            # The largest budget first and alone: what its steps never carry, no smaller budget can cut.
+            largest = max(these, key=lambda c: (c.max_num_batched_tokens, -c.long_prefill_token_threshold))
+            for group in ([largest], [c for c in these if c is not largest]):
+                unknown = [c for c in group if not self.share_result(c)]
+                self.num_planned -= len(group) - len(unknown)
+                self.run(unknown)
+
+    def share_result(self, config: EngineConfig) -> bool:
+        """Take over the result of a replay that `config` provably repeats; False if there is none.
+
+        A replay with at least these seats and this budget, the same threshold and everything else the same,
+        repeats under `config` when it never ran more requests at once than `config` has seats, and never put
+        as many tokens into a step as `config` has budget (or the budgets are equal): every decision then comes
+        out the same.
+        """
+        if config.long_prefill_token_threshold_adaptive:
+            return False  # that threshold is computed from the budget, so a budget acts even where it never binds
+        for known, candidate in self.known.items():
+            if (
+                candidate.summary.peak_running <= config.max_num_seqs <= known.max_num_seqs
+                and (
+                    candidate.summary.max_step_tokens < config.max_num_batched_tokens <= known.max_num_batched_tokens
+                    or config.max_num_batched_tokens == known.max_num_batched_tokens
+                )
+                and set(changed_flags(known, config)) <= {"max_num_batched_tokens", "max_num_seqs"}
+            ):
+                self.known[config] = replace(candidate, engine_config=config)
+                return True
+        return False
+
+    def in_order(self) -> tuple[Candidate, ...]:
+        """Everything known, by budget, seats, threshold."""
+        return tuple(sorted(self.known.values(), key=lambda c: _order(c.engine_config)))
+
+    def probability_met(self, model: StepTimeFit | StepTime, best: Candidate) -> float | None:
+        """Share of joint draws of the coefficients under which `best` still meets every target."""
+        if not isinstance(model, StepTimeFit) or len(model.draws) == 0:
+            return None
+        draws = model.draws[np.linspace(0, len(model.draws) - 1, NUM_DRAWS).astype(int)]
+        futures = [
+            self.executor.submit(
+                evaluate,
+                self.trace,
+                best.engine_config,
+                step_time_from_seconds(draw),
+                self.slo,
+                self.cancel,
+            )
+            for draw in draws
+        ]
+        return sum(future.result().meets for future in futures) / len(futures)
+
+
+def _rank(candidate: Candidate, objective: Objective, today: EngineConfig) -> tuple[float, ...]:
+    """Sort key among candidates that meet every target; equal results go to the fewest changes."""
+    summary = candidate.summary
+    ttft = (summary.ttft_at_percentile_s, summary.ttft.p50_s)
+    first = {
+        Objective.LOWEST_TTFT: ttft,
+        Objective.MOST_HEADROOM: (summary.itl_at_percentile_s, *ttft),
+        Objective.HIGHEST_THROUGHPUT: (-summary.output_tokens_per_s, *ttft),
+    }[objective]
+    num_changes = len(changed_flags(today, candidate.engine_config))
+    return (*first, summary.itl_at_percentile_s, num_changes, *_order(candidate.engine_config))
+
+
+def _distance(candidate: Candidate) -> tuple[float, ...]:
+    """Sort key among candidates that miss something: stable ones first, then by the worst overshoot."""
+    overshoot = max(v.measured / v.limit for v in candidate.violations)
+    return (candidate.summary.is_unstable, overshoot, *_order(candidate.engine_config))
+
+
+def _rejection(candidate: Candidate, best: Candidate | None, objective: Objective) -> Rejection:
+    """The first reason for which a candidate is not the choice."""
+    if candidate.violations or best is None:
+        return candidate.violations[0]
+    measured, limit, unit = {
+        Objective.LOWEST_TTFT: (
+            candidate.summary.ttft_at_percentile_s,
+            best.summary.ttft_at_percentile_s,
+            "s",
+        ),
+        Objective.MOST_HEADROOM: (
+            candidate.summary.itl_at_percentile_s,
+            best.summary.itl_at_percentile_s,
+            "s",
+        ),
+        Objective.HIGHEST_THROUGHPUT: (
+            candidate.summary.output_tokens_per_s,
+            best.summary.output_tokens_per_s,
+            "tokens/s",
+        ),
+    }[objective]
+    return Rejection(Reason.NOT_BEST, measured, limit, unit)

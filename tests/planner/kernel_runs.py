@@ -1,0 +1,97 @@
+"""Runs of the kernel and of the naive model in one common form, so that they can be held against each other."""
+
+import numpy as np
+from naive import Engine
+
+from planner import kernel
+from planner.step_time import StepTime
+
+NAMES = {
+    "sched_ns": "sched_ns",
+    "start_ns": "start_ns",
+    "end_ns": "end_ns",
+    "running": "num_running",
+    "waiting": "num_waiting",
+    "free_blocks": "num_free_blocks",
+    "prefill_tokens": "prefill_tokens",
+    "decodes": "num_decodes",
+}
+
+
+def run_kernel(requests: list[dict], config: dict, step_time: StepTime, max_steps: int = 200_000) -> dict:
+    """`requests` and `config` as in the recordings, arrivals in `arrival_ns`; the result in their form, too."""
+    order = sorted(range(len(requests)), key=lambda i: (requests[i]["arrival_ns"], i))
+    rows = np.zeros(len(requests), kernel.REQUEST)
+    for row, i in zip(rows, order, strict=True):
+        request = requests[i]
+        row["arrival_ns"] = request["arrival_ns"]
+        row["prompt_tokens"] = row["num_known"] = request["prompt"]
+        row["output_tokens"] = request["out"]
+        row["max_tokens"] = request.get("max_tokens", request["out"])
+    state = np.zeros(1, kernel.ENGINE)
+    outcome, steps, gaps, events = kernel.replay(
+        rows, state, limits(config), step_time, True, max_steps, np.zeros(1, np.uint8)
+    )
+    lists = {name: [[] for _ in steps] for name in ("batch", "preempted", "admitted", "finished")}
+    token_step = [[] for _ in requests]
+    for step, kind, row, tokens in events.tolist():
+        i = order[row]
+        if kind == kernel.SCHEDULED:
+            lists["batch"][step].append([i, tokens])
+        elif kind == kernel.PREEMPTED:
+            lists["preempted"][step].append(i)
+        elif kind in (kernel.ADMITTED, kernel.RESUMED):
+            lists["admitted"][step].append([i, 0, int(kind == kernel.RESUMED)])
+        elif kind == kernel.FINISHED:
+            lists["finished"][step].append(i)
+        else:
+            token_step[i].append(step)
+    columns = {theirs: steps[ours].tolist() for theirs, ours in NAMES.items()}
+    columns |= lists | {name: [sorted(x) for x in lists[name]] for name in ("preempted", "admitted")}
+    preemptions = dict(zip(order, rows["num_preemptions"].tolist(), strict=True))
+    return {
+        "outcome": ["done", "stalled", "step_limit"][outcome],
+        "end_ns": int(state["now_ns"][0]),
+        "steps": columns,
+        "token_step": token_step,
+        "preemptions": [preemptions[i] for i in range(len(requests))],
+        "unfinished": sorted(order[j] for j in np.flatnonzero(~rows["is_finished"])),
+        "rows": rows,
+        "step_rows": steps,
+        "gap_rows": gaps,
+    }
+
+
+def run_naive(requests: list[dict], config: dict, step_time: StepTime, max_steps: int = 200_000) -> dict:
+    def step_ns(num_seqs: int, prefill_tokens: int, kv_read: int, attention: float) -> int:
+        """The equation once more, in plain Python, so that the kernel's is judged as well."""
+        further = step_time.per_prefill_attention_ns * attention
+        if prefill_tokens:
+            further += step_time.any_prefill_ns + step_time.per_kv_token_mixed_ns * kv_read
+        else:
+            further += step_time.per_kv_token_ns * kv_read
+        whole = step_time.base_ns + step_time.per_seq_ns * num_seqs
+        return whole + step_time.per_prefill_token_ns * prefill_tokens + round(further)
+
+    result = Engine(requests, config, step_ns, max_steps).run()
+    steps = result["steps"]
+    names = [*NAMES, "batch", "preempted", "admitted", "finished"]
+    return result | {"steps": {name: [step[name] for step in steps] for name in names}}
+
+
+def limits(config: dict) -> kernel.Limits:
+    """The kernel's limits from a configuration in the recordings' form, past all start-up checks."""
+    return kernel.Limits(
+        max_num_batched_tokens=config["max_num_batched_tokens"],
+        max_num_scheduled_tokens=config["max_num_scheduled_tokens"] or config["max_num_batched_tokens"],
+        max_num_seqs=config["max_num_active_seqs"] or config["max_num_seqs"],
+        long_prefill_token_threshold=config["long_prefill_token_threshold"],
+        is_threshold_adaptive=config["long_prefill_token_threshold_adaptive"],
+        is_prefill_chunked=config["enable_chunked_prefill"],
+        max_model_len=config["max_model_len"],
+        block_size=config["block_size"],
+        num_gpu_blocks=config["num_blocks"],
+        watermark_blocks=int(config["watermark"] * config["num_blocks"]),
+        reserves_full_isl=config["scheduler_reserve_full_isl"],
+        is_async=config["async_scheduling"],
+    )

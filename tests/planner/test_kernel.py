@@ -1,0 +1,162 @@
+"""Kernel and naive model agree exactly on whatever hypothesis thinks of; the laws hold on every run."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_runs import limits, run_kernel, run_naive
+
+from planner import kernel
+from planner.step_time import StepTime
+
+COMPARED = ("outcome", "end_ns", "steps", "token_step", "preemptions", "unfinished")
+
+
+@st.composite
+def scenarios(draw):
+    """Small pools, small budgets, arrivals that meet step ends: everything collides with everything."""
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    num_blocks = draw(st.integers(3, 40))
+    room = (num_blocks - 1) * block_size
+    request = st.fixed_dictionaries(
+        {
+            "arrival_ns": st.integers(0, 30).map(lambda i: i * 500),
+            "prompt": st.integers(1, max(1, room)),
+            "out": st.integers(1, 12),
+        }
+    )
+    requests = draw(st.lists(request, min_size=1, max_size=9))
+    for r in requests:
+        r["max_tokens"] = r["out"] + draw(st.sampled_from([0, 0, 1, 5]))
+    budget = draw(st.integers(1, 40))
+    num_seqs = draw(st.integers(1, min(budget, 6)))
+    return requests, {
+        "max_num_batched_tokens": budget,
+        "max_num_scheduled_tokens": draw(st.none() | st.integers(1, 50)),
+        "max_num_seqs": num_seqs,
+        "max_num_active_seqs": draw(st.none() | st.integers(1, num_seqs)),
+        "long_prefill_token_threshold": draw(st.sampled_from([0, 0, 1, 3, 10])),
+        "long_prefill_token_threshold_adaptive": draw(st.booleans()),
+        "enable_chunked_prefill": draw(st.booleans()),
+        "scheduler_reserve_full_isl": draw(st.booleans()),
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.05, 0.3])),
+        "async_scheduling": draw(st.booleans()),
+        "max_model_len": draw(st.sampled_from([10**9, max(2, room), max(2, room // 2)])),
+        "block_size": block_size,
+        "num_blocks": num_blocks,
+    }
+
+
+STEP_TIMES = st.builds(
+    StepTime,
+    st.integers(1, 3000),
+    st.integers(0, 500),
+    st.integers(0, 200),
+    st.sampled_from([0.0, 17.25]),
+    st.sampled_from([0.0, 0.375]),
+    st.sampled_from([0.0, 1.5]),
+    st.sampled_from([0.0, 0.125]),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(scenarios(), STEP_TIMES)
+def test_kernel_is_the_naive_model(scenario, step_time):
+    requests, config = scenario
+    requests = [r for r in requests if r["prompt"] < config["max_model_len"]]
+    theirs = run_naive(requests, config, step_time, max_steps=600)
+
+    ours = run_kernel(requests, config, step_time, max_steps=600)
+
+    assert {name: ours[name] for name in COMPARED} == {name: theirs[name] for name in COMPARED}
+    assert gaps_of(ours) == sorted(gap for times in token_times(theirs) for gap in np.diff(times).tolist())
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenarios(), STEP_TIMES)
+def test_laws(scenario, step_time):
+    requests, config = scenario
+    requests = [r for r in requests if r["prompt"] < config["max_model_len"]]
+    run = run_kernel(requests, config, step_time, max_steps=600)
+    steps, rows = run["step_rows"], run["rows"]
+    usable = config["num_blocks"] - 1
+
+    assert (np.diff(steps["start_ns"]) >= 0).all(), "the clock never steps back"
+    assert (steps["start_ns"][1:] >= steps["end_ns"][:-1]).all(), "steps do not overlap"
+    assert (steps["sched_ns"] <= steps["start_ns"]).all()
+    assert ((steps["num_free_blocks"] >= 0) & (steps["num_free_blocks"] <= usable)).all()
+    assert (steps["num_scheduled"] <= (config["max_num_active_seqs"] or config["max_num_seqs"])).all()
+    assert (steps["prefill_tokens"] + steps["num_decodes"] <= config["max_num_batched_tokens"]).all()
+    finished = rows[rows["is_finished"]]
+    assert (finished["arrival_ns"] <= finished["first_scheduled_ns"]).all()
+    assert (finished["first_scheduled_ns"] < finished["first_token_ns"]).all()
+    assert (finished["first_token_ns"] <= finished["last_token_ns"]).all()
+    longest = np.minimum(finished["output_tokens"], config["max_model_len"] - finished["prompt_tokens"])
+    assert (finished["num_outputs"] == longest).all(), "every finished request has all its tokens"
+    if run["outcome"] == "done":
+        assert rows["is_finished"].all(), "every request ends in exactly one bucket"
+        assert steps["num_gaps"].sum() + len(run["gap_rows"]) == (rows["num_outputs"] - 1).clip(0).sum()
+
+
+@settings(max_examples=100, deadline=None)
+@given(scenarios(), st.integers(1, 20))
+def test_true_lengths_are_invisible_to_the_scheduler(scenario, later):
+    """Until the first request ends on a stop token, nothing can tell how long it will be."""
+    requests, config = scenario
+    requests = [r | {"max_tokens": 1000} for r in requests if r["prompt"] < config["max_model_len"]]
+    step_time = StepTime(1000, 10, 10)
+    longer = [r | {"out": r["out"] + later} for r in requests]
+
+    short_run = run_kernel(requests, config, step_time, max_steps=300)["steps"]
+    long_run = run_kernel(longer, config, step_time, max_steps=300)["steps"]
+
+    first_end = next((k for k, ended in enumerate(short_run["finished"]) if ended), len(short_run["batch"]))
+    for name in ("batch", "preempted", "admitted", "free_blocks", "end_ns"):
+        assert short_run[name][: first_end + 1] == long_run[name][: first_end + 1]
+
+
+def test_same_input_same_bytes():
+    rng = np.random.default_rng(5)
+    requests = [
+        {"arrival_ns": int(a), "prompt": int(p), "out": int(o)}
+        for a, p, o in zip(rng.integers(0, 10**6, 50), rng.integers(1, 90, 50), rng.integers(1, 30, 50), strict=True)
+    ]
+    config = {
+        "max_num_batched_tokens": 64, "max_num_scheduled_tokens": None, "max_num_seqs": 8,
+        "max_num_active_seqs": None, "long_prefill_token_threshold": 16,
+        "long_prefill_token_threshold_adaptive": False, "enable_chunked_prefill": True,
+        "scheduler_reserve_full_isl": False, "watermark": 0.0, "async_scheduling": True,
+        "max_model_len": 10**6, "block_size": 4, "num_blocks": 60,
+    }  # fmt: skip
+    first = run_kernel(requests, config, StepTime(1000, 10, 10))
+    second = run_kernel(requests, config, StepTime(1000, 10, 10))
+    for name in ("rows", "step_rows", "gap_rows"):
+        assert first[name].tobytes() == second[name].tobytes()
+    assert first["preemptions"] != [0] * 50
+
+
+def test_cancel_stops_the_replay():
+    rows = np.zeros(1, kernel.REQUEST)
+    rows["prompt_tokens"] = rows["num_known"] = rows["output_tokens"] = rows["max_tokens"] = 10
+    config = {
+        "max_num_batched_tokens": 64, "max_num_scheduled_tokens": None, "max_num_seqs": 8,
+        "max_num_active_seqs": None, "long_prefill_token_threshold": 0,
+        "long_prefill_token_threshold_adaptive": False, "enable_chunked_prefill": True,
+        "scheduler_reserve_full_isl": True, "watermark": 0.0, "async_scheduling": False,
+        "max_model_len": 10**6, "block_size": 4, "num_blocks": 60,
+    }  # fmt: skip
+    outcome, steps, _, _ = kernel.replay(
+        rows, np.zeros(1, kernel.ENGINE), limits(config), StepTime(1, 1, 1), False, 100, np.ones(1, np.uint8)
+    )
+    assert outcome == kernel.CANCELLED
+    assert len(steps) == 0
+
+
+def token_times(run):
+    return [[run["steps"]["end_ns"][step] for step in steps] for steps in run["token_step"]]
+
+
+def gaps_of(run):
+    """All gaps as the kernel keeps them: a count per step, and a list of the others."""
+    steps = run["step_rows"]
+    regular = np.repeat(np.diff(steps["end_ns"], prepend=0), steps["num_gaps"]).tolist()
+    return sorted(regular + run["gap_rows"]["gap_ns"].tolist())

@@ -320,8 +320,8 @@ class _Replays:
         for num_seqs in sorted({c.max_num_seqs for c in configs}, reverse=True):
             these = [c for c in configs if c.max_num_seqs == num_seqs and c not in self.known]
             # The largest budget first and alone: what its steps never carry, no smaller budget can cut.
-            largest = max(these, key=lambda c: (c.max_num_batched_tokens, -c.long_prefill_token_threshold))
-            for group in ([largest], [c for c in these if c is not largest]):
+            largest = sorted(these, key=lambda c: (-c.max_num_batched_tokens, c.long_prefill_token_threshold))[:1]
+            for group in (largest, [c for c in these if c not in largest]):
                 unknown = [c for c in group if not self.share_result(c)]
                 self.num_planned -= len(group) - len(unknown)
                 self.run(unknown)

@@ -165,10 +165,11 @@ def seconds(value_s: float) -> str:
     """A duration with three significant digits at most, in the unit people say."""
     if value_s != value_s:
         return "–"
-    if abs(value_s) < 1e-3:
+    # The borders lie where three digits would round up to the next unit.
+    if abs(value_s) < 0.9995e-3:
         return f"{value_s * 1e6:.3g} µs"
-    if abs(value_s) < 1.0:
+    if abs(value_s) < 0.9995:
         return f"{value_s * 1e3:.3g} ms"
-    if abs(value_s) < 1000.0:
+    if abs(value_s) < 999.5:
         return f"{value_s:.3g} s"
     return f"{value_s:,.0f} s"

@@ -1,0 +1,74 @@
+"""vLLM's defaults and what it refuses."""
+
+import pytest
+
+from planner.engine_config import (
+    EngineConfig,
+    changed_flags,
+    check_flags,
+    default_flags,
+    flag_faults,
+    flags_from_facts,
+)
+from planner.errors import BadFlags, NotSimulated
+from traces.steps import ServerFacts
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"max_num_batched_tokens": 128, "max_num_seqs": 256}, "smaller than max_num_seqs"),
+        ({"max_num_active_seqs": 300}, "above max_num_seqs"),
+        ({"max_num_active_seqs": 0}, "max_num_active_seqs is 0"),
+        ({"long_prefill_token_threshold": -1}, "0 turns it off"),
+        ({"long_prefill_token_threshold": 5000, "max_model_len": 4096}, "above max_model_len"),
+        ({"watermark": 1.0}, "watermark is 1.0"),
+        ({"max_num_batched_tokens": 0, "max_num_seqs": 0}, "max_num_batched_tokens is 0"),
+        ({"max_num_scheduled_tokens": 0}, "max_num_scheduled_tokens is 0"),
+        ({"enable_chunked_prefill": False, "max_model_len": 4096}, "chunked prefill is off"),
+        ({"max_model_len": 10_000, "num_gpu_blocks": 100}, "does not fit the KV cache of 1584 tokens"),
+        ({"num_gpu_blocks": 1}, "null block"),
+    ],
+)
+def test_vllm_refuses(settings, word):
+    with pytest.raises(BadFlags, match=word):
+        check_flags(EngineConfig(**settings))
+
+
+def test_all_faults_are_told_at_once():
+    faults = flag_faults(EngineConfig(max_num_batched_tokens=8, watermark=-1.0, long_prefill_token_threshold=-3))
+    assert len(faults) == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_scheduled_tokens": 10_000},
+        {"max_num_scheduled_tokens": 10},
+        {"long_prefill_token_threshold_adaptive": True},
+        {"long_prefill_token_threshold": 4096},
+        {"max_model_len": 640_000},
+    ],
+)
+def test_vllm_accepts(settings):
+    check_flags(EngineConfig(**settings))
+
+
+def test_what_is_not_simulated_is_refused():
+    with pytest.raises(NotSimulated, match="prefix caching"):
+        check_flags(EngineConfig(enable_prefix_caching=True))
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "flags"), [(192, (16_384, 1024)), (160, (16_384, 1024)), (80, (8192, 1024)), (48, (2048, 256))]
+)
+def test_defaults_by_device_memory(memory_gib, flags):
+    assert default_flags(memory_gib) == flags
+
+
+def test_todays_flags_come_from_the_log():
+    facts = ServerFacts(max_num_batched_tokens=4096, num_gpu_blocks=300, block_size=32, enable_prefix_caching=True)
+    config = flags_from_facts(facts)
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (4096, 256)
+    assert config.num_kv_tokens == 299 * 32
+    assert changed_flags(EngineConfig(), config) == ("max_num_batched_tokens", "num_gpu_blocks", "block_size")

@@ -1,0 +1,96 @@
+"""Definitions, worked by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traces_by_hand import chat_trace, trace_of
+
+from planner import metrics
+from planner.engine_config import EngineConfig
+from planner.replay import replay
+from planner.step_time import StepTime
+
+SYNC = EngineConfig(max_num_batched_tokens=100, max_num_seqs=8, async_scheduling=False)
+TEN_MS_PLUS_ONE_PER_TOKEN = StepTime(10_000_000, 0, 1_000_000)
+
+
+def test_three_requests_by_hand():
+    """Step = 10 ms + 1 ms per prefill token.
+
+    a (20 prompt, 3 out) at 0: first token at 30 ms. b (30, 2) arrived at 5 ms: runs beside a's decode in the step
+    from 30 to 70 ms. c (10, 1) arrived at 40 ms: runs from 70 to 90 ms with the last decodes of a and b.
+    """
+    run = replay(trace_of((0.0, 20, 3), (0.005, 30, 2), (0.040, 10, 1)), SYNC, TEN_MS_PLUS_ONE_PER_TOKEN)
+
+    assert run.steps["end_ns"].tolist() == [30_000_000, 70_000_000, 90_000_000]
+    assert metrics.ttft_s(run) == pytest.approx([0.030, 0.065, 0.050])
+    assert metrics.e2e_s(run) == pytest.approx([0.090, 0.085, 0.050])
+    assert metrics.queue_s(run) == pytest.approx([0.0, 0.025, 0.030])
+    assert metrics.tpot_s(run)[:2] == pytest.approx([0.030, 0.020])
+    assert np.isnan(metrics.tpot_s(run)[2])
+    gaps = metrics.itl(run)
+    assert gaps.value_s.tolist() == [0.020, 0.040]
+    assert gaps.count.tolist() == [2, 1]
+    summary = metrics.summarise(run, itl_target_s=0.030)
+    assert summary.stalled_s == pytest.approx(0.010)
+    assert summary.itl_attainment == pytest.approx(2 / 3)
+    assert summary.itl.max_s == pytest.approx(0.040)
+    assert summary.itl.mean_s == pytest.approx(0.080 / 3)
+    assert summary.makespan_s == pytest.approx(0.090)
+    assert summary.output_tokens_per_s == pytest.approx(6 / 0.090)
+    assert (summary.num_finished, summary.num_never_run, summary.peak_running) == (3, 0, 3)
+    assert run.worst_gap_s[:2] == pytest.approx([0.040, 0.020])
+
+
+def test_preempted_stream_has_its_gap_counted():
+    """Two requests that cannot both hold their outputs: the second one is preempted and recomputed."""
+    config = EngineConfig(
+        max_num_batched_tokens=100, max_num_seqs=8, num_gpu_blocks=5, block_size=16, async_scheduling=False
+    )
+    run = replay(trace_of((0.0, 16, 30), (0.0, 16, 30)), config, TEN_MS_PLUS_ONE_PER_TOKEN)
+    summary = metrics.summarise(run, itl_target_s=0.1)
+    assert run.num_preemptions.tolist() == [0, 1]
+    assert summary.num_gaps == 58
+    assert metrics.distribution(run.worst_gap_s).value_s[-1] == summary.itl.max_s > 0.1
+    assert summary.num_recomputed_tokens == run.num_recomputed[1] == 32
+
+
+def test_a_request_larger_than_the_pool_is_named_and_the_rest_replayed():
+    config = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=16, num_gpu_blocks=501)
+    run = replay(trace_of((0.0, 500, 40), (0.2, 9000, 40), (0.4, 600, 40)), config, TEN_MS_PLUS_ONE_PER_TOKEN)
+    assert run.never_runs.tolist() == [False, True, False]
+    assert run.is_finished.tolist() == [True, False, True]
+    assert np.isnan(run.first_token_s[1])
+    assert run.outcome == "done"
+
+
+def test_pooled_gaps_agree_with_the_tokens_themselves():
+    trace = chat_trace(80)
+    config = EngineConfig(max_num_batched_tokens=512, max_num_seqs=16, num_gpu_blocks=1001)
+    run = replay(trace, config, StepTime(8_000_000, 60_000, 20_000), records_events=True)
+    counted, listed = metrics.itl(run), metrics.itl_of_requests(run, np.ones(len(trace), bool))
+    assert counted.value_s.tolist() == listed.value_s.tolist()
+    assert counted.count.tolist() == listed.count.tolist()
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.floats(0, 1))
+def test_percentile_is_the_element_at_int_p_n(values, share):
+    ordered = sorted(values)
+    expected = ordered[min(int(share * len(values)), len(values) - 1)]
+    assert metrics.distribution(np.array(values, float)).percentile(share) == expected
+
+
+def test_empty_distribution_is_nan():
+    empty = metrics.distribution(np.array([np.nan]))
+    assert np.isnan(empty.percentile(0.5))
+    assert np.isnan(empty.share_within(1.0))
+    assert np.isnan(metrics.spread(empty).max_s)
+
+
+def test_overload_is_called_unstable_and_a_light_load_is_not():
+    step_time = StepTime(10_000_000, 0, 200_000)
+    light = metrics.summarise(replay(chat_trace(400, rate_rps=1.0), SYNC, step_time), 0.1)
+    heavy = metrics.summarise(replay(chat_trace(400, rate_rps=20.0), SYNC, step_time), 0.1)
+    assert not light.is_unstable
+    assert heavy.is_unstable

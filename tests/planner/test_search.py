@@ -1,0 +1,144 @@
+"""The search finds the best of its space, whoever runs the replays."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from traces_by_hand import chat_trace, trace_of
+
+from planner.candidates import Reason, evaluate
+from planner.engine_config import EngineConfig
+from planner.errors import BadFlags, Cancelled
+from planner.replay import replay
+from planner.search import Objective, SearchSpace, closed_form_budget, extrapolated_share, recommend
+from planner.slo import Slo
+from planner.step_time import Covered, StepTime
+
+STEP_TIME = StepTime(8_000_000, 60_000, 60_000)
+TODAY = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=64, num_gpu_blocks=4001)
+SPACE = SearchSpace((256, 512, 1024, 2048, 8192, 16_384), (8, 16, 64, 128), (0, 200, 600, 3000))
+SLO = Slo(itl_s=0.08)
+
+
+def plan(trace=None, slo=SLO, **options):
+    options = {"space": SPACE, "default_flags": (8192, 1024)} | options
+    return recommend(trace or chat_trace(), STEP_TIME, TODAY, slo, **options)
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+def test_search_equals_exhaustive_search(objective):
+    """Every combination replayed by itself gives the same numbers and the same choice."""
+    trace = chat_trace()
+    found = plan(trace, objective=objective)
+    numbers = {c.engine_config: c.summary for c in found.candidates}
+    fitting = []
+    for budget, num_seqs, threshold in product(
+        SPACE.max_num_batched_tokens, SPACE.max_num_seqs, SPACE.long_prefill_token_threshold
+    ):
+        config = replace(
+            TODAY, max_num_batched_tokens=budget, max_num_seqs=num_seqs, long_prefill_token_threshold=threshold
+        )
+        alone = evaluate(trace, config, STEP_TIME, SLO)
+        if config in numbers:
+            assert repr(numbers[config]) == repr(alone.summary)
+        else:
+            assert threshold >= budget
+        if alone.meets:
+            fitting.append(alone.summary)
+    measure = {
+        Objective.LOWEST_TTFT: lambda s: s.ttft_at_percentile_s,
+        Objective.MOST_HEADROOM: lambda s: s.itl_at_percentile_s,
+        Objective.HIGHEST_THROUGHPUT: lambda s: -s.output_tokens_per_s,
+    }[objective]
+    assert measure(found.best.summary) == min(measure(s) for s in fitting)
+    assert found.num_replays < len(found.candidates), "flags that cannot act share a replay"
+
+
+def test_result_does_not_depend_on_the_executor():
+    trace = chat_trace(120)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(5) as five:
+        first, second = plan(trace, executor=one), plan(trace, executor=five)
+    assert repr(first.candidates) == repr(second.candidates)
+    assert first.best == second.best
+
+
+def test_todays_flags_miss_and_the_choice_meets():
+    found = plan()
+    assert [v.reason for v in found.today.violations] == [Reason.ITL]
+    assert found.best.summary.itl_at_percentile_s <= 0.08 < found.today.summary.itl_at_percentile_s
+    assert found.closed_form_budget == closed_form_budget(STEP_TIME, 0.08, found.typical_num_seqs, 0.0)
+    assert len(found.losers) == len(found.candidates) - 1
+    for candidate, rejection in found.losers:
+        assert (rejection.reason is Reason.NOT_BEST) == candidate.meets
+        assert rejection.measured >= rejection.limit
+
+
+def test_closed_form_budget_fills_the_target_exactly():
+    """(T − d)/p + decodes: the full step takes at most the target, one prefill token more takes longer."""
+    budget = closed_form_budget(STEP_TIME, 0.08, 10, 0.0)
+    full_step_s = (8_000_000 + 11 * 60_000 + (budget - 10) * 60_000) / 1e9
+    assert full_step_s <= 0.08 < full_step_s + 60_000 / 1e9
+    assert closed_form_budget(STEP_TIME, 0.0085, 10, 0.0) is None
+
+
+def test_impossible_target_is_missed_by_every_setting():
+    found = plan(slo=Slo(itl_s=0.005))
+    assert found.best is None
+    assert found.closed_form_budget is None
+    assert all(c.violations for c in found.candidates)
+    assert found.closest in found.candidates
+
+
+def test_worst_gap_and_ttft_targets_count():
+    tight = plan(slo=Slo(itl_s=0.08, worst_gap_s=0.05))
+    assert tight.best is None or tight.best.summary.itl.max_s <= 0.05
+    strict = plan(slo=Slo(itl_s=0.08, ttft_s=1e-6))
+    assert strict.best is None
+    assert Reason.TTFT in {v.reason for v in strict.closest.violations}
+
+
+def test_pooled_percentile_hides_what_the_worst_gap_shows():
+    """One decoder beside one 64k prompt: p99 of the gaps is fine, the stream freezes for over a second."""
+    trace = trace_of((0.0, 4094, 4000), (5.0, 65_535, 1))
+    step_time = StepTime(3_668_380, 0, 142_674)
+    config = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=8, async_scheduling=False)
+    by_percentile = evaluate(trace, config, step_time, Slo(itl_s=0.05))
+    by_worst = evaluate(trace, config, step_time, Slo(itl_s=0.05, worst_gap_s=0.05))
+    assert by_percentile.meets
+    assert [v.reason for v in by_worst.violations] == [Reason.WORST_GAP]
+    assert by_percentile.summary.itl.max_s > 1.0
+    assert by_percentile.summary.stalled_s > 5.0
+
+
+def test_cancel_raises():
+    with pytest.raises(Cancelled):
+        plan(cancel=np.ones(1, np.uint8))
+
+
+def test_cancel_during_the_search_stops_it():
+    cancel, seen = np.zeros(1, np.uint8), []
+
+    def stop_after_three(num_done, num_planned, newest):
+        seen.append((num_done, num_planned))
+        if num_done == 3:
+            cancel[0] = 1
+
+    with pytest.raises(Cancelled):
+        plan(cancel=cancel, on_progress=stop_after_three)
+    assert len(seen) < 10
+
+
+def test_flags_that_vllm_refuses_never_leave():
+    found = plan(chat_trace(60), space=SearchSpace((16, 512), (8, 64), (0,)))
+    assert all(c.engine_config.max_num_batched_tokens >= c.engine_config.max_num_seqs for c in found.candidates)
+    with pytest.raises(BadFlags):
+        recommend(chat_trace(5), STEP_TIME, replace(TODAY, max_num_seqs=9000), SLO, default_flags=(8192, 1024))
+
+
+def test_share_of_steps_outside_the_calibrated_range():
+    run = replay(trace_of((0.0, 1000, 10)), replace(TODAY, max_num_batched_tokens=1000), STEP_TIME)
+    assert extrapolated_share(run, Covered(64, 1000, float("nan"))) == 0.0
+    assert extrapolated_share(run, Covered(64, 999, float("nan"))) == pytest.approx(1 / len(run.steps))
+    assert extrapolated_share(run, Covered(64, 1000, 5.0)) == pytest.approx(9 / len(run.steps))

@@ -1,0 +1,76 @@
+"""Sentences say what the numbers say."""
+
+from dataclasses import replace
+
+import pytest
+from traces_by_hand import chat_trace
+
+from planner.engine_config import EngineConfig
+from planner.search import SearchSpace, recommend
+from planner.slo import Slo
+from planner.step_time import StepTime
+from planner.verdict import binding_constraint, no_op_flags, seconds, slo_sentence, verdict
+
+TODAY = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=64, num_gpu_blocks=4001)
+SPACE = SearchSpace((512, 1024, 2048, 8192), (64,), (0,))
+
+
+def plan(itl_s=0.08, today=TODAY, trace=None, space=SPACE):
+    step_time = StepTime(8_000_000, 60_000, 60_000)
+    return recommend(trace or chat_trace(), step_time, today, Slo(itl_s=itl_s), default_flags=(8192, 1024), space=space)
+
+
+def test_met_where_today_misses():
+    found = plan()
+    said = verdict(found)
+    assert said.kind == "met"
+    assert said.sentence.startswith(
+        f"Met: p99 token gap {seconds(found.best.summary.itl_at_percentile_s)} against 80 ms"
+    )
+    assert (
+        f"today's flags miss it (token gap at the percentile {seconds(found.today.summary.itl.p99_s)}" in said.sentence
+    )
+    assert "The budget binds: at " in binding_constraint(found)
+    assert any("max_num_seqs 64 is never reached" in text for text in no_op_flags(found))
+
+
+def test_met_already_by_todays_flags():
+    found = plan(itl_s=2.0, today=replace(TODAY, max_num_batched_tokens=1024))
+    assert "today's flags meet it too" in verdict(found).sentence
+    same = plan(itl_s=2.0, space=SearchSpace((8192,), (64,), (0,)))
+    assert "with today's flags; nothing that was tried is better" in verdict(same).sentence
+
+
+def test_missed_because_decoding_alone_is_too_slow():
+    said = verdict(plan(itl_s=0.005))
+    assert said.kind == "missed"
+    assert "target (d = " in said.sentence
+
+
+def test_missed_by_a_little_names_the_closest():
+    said = verdict(plan(itl_s=0.02, space=SearchSpace((2048, 8192), (64,), (0,))))
+    assert said.kind == "missed"
+    assert "The closest is budget 2,048" in said.sentence
+
+
+def test_overload_is_unstable_and_no_latency_is_promised():
+    said = verdict(plan(trace=chat_trace(400, rate_rps=60.0)))
+    assert said.kind == "unstable"
+    assert "no precise latency" in said.sentence
+
+
+def test_targets_in_a_sentence():
+    found = plan()
+    assert slo_sentence(replace(found.slo, worst_gap_s=1.5, ttft_s=2.0), found.objective) == (
+        "p99 of all token gaps, pooled over requests, at most 80 ms, no gap above 1.5 s, p99 of TTFT at most 2 s; "
+        "among the settings that meet this, the lowest p99 TTFT."
+    )
+
+
+@pytest.mark.parametrize(
+    ("value_s", "text"),
+    [(0.0000123, "12.3 µs"), (0.0123456, "12.3 ms"), (0.9996, "1 s"), (1.2345, "1.23 s"), (45.678, "45.7 s"),
+     (1234.5, "1,234 s"), (float("nan"), "–"), (0.0, "0 µs")],
+)  # fmt: skip
+def test_durations_have_three_digits_at_most(value_s, text):
+    assert seconds(value_s) == text

@@ -4,11 +4,16 @@ State is rows of structured arrays; a helper takes a row (or an array and a row 
 int64 nanoseconds. Work per step grows with the running requests, never with the trace. Nothing here looks at a
 request's true output length except `process_output`, which plays the model; the scheduler sees `max_tokens` only.
 
+KV blocks are a count as long as their identity cannot matter. With prefix caching they have an identity
+(`Limits.tracks_blocks`): `blocks` holds the free list and the blocks of each key, `keys` says which key each block of
+each request has, `table` which blocks each running request holds. Where it is off these arrays are empty.
+
 Order: dtypes, `replay` (the engine loop), `schedule` and its two passes, the step-time equation, `process_output`,
-block verbs.
+the waiting queue, block verbs, event rows.
 
 Source: vLLM 0.32, v1/engine/core.py (`EngineCore.step`, `step_with_batch_queue`), v1/core/sched/scheduler.py
-(`Scheduler.schedule`, `update_from_output`), v1/core/kv_cache_manager.py (`allocate_slots`).
+(`Scheduler.schedule`, `update_from_output`), v1/core/sched/async_scheduler.py, v1/core/kv_cache_manager.py
+(`get_computed_blocks`, `allocate_slots`, `free`), v1/core/block_pool.py.
 """
 
 from typing import Any, NamedTuple
@@ -22,13 +27,21 @@ REQUEST = np.dtype(
         ("prompt_tokens", np.int64),
         ("output_tokens", np.int64),  # the truth; read by process_output alone
         ("max_tokens", np.int64),  # what the scheduler is told
+        ("priority", np.int64),  # lower runs first
+        ("accept_offset", np.int64),  # where in the acceptance pattern the request starts
+        ("first_key", np.int64),  # row of `keys` for its block 0
         ("num_known", np.int64),  # prompt plus outputs already processed
         ("num_computed", np.int64),  # advanced when a step is scheduled, not when it ends
+        ("num_drafts", np.int64),  # draft tokens attached for the next step
         ("num_placeholders", np.int64),  # outputs that scheduled, unprocessed steps will bring (async only)
+        ("is_chunk", np.bool_),  # still prefilling after the last step it was scheduled in
         ("num_outputs", np.int64),
         ("num_blocks", np.int64),
+        ("num_registered", np.int64),  # leading blocks that are in the prefix cache
+        ("slot", np.int64),  # row of `table` while it holds blocks
         ("num_preemptions", np.int64),
         ("num_recomputed", np.int64),  # computed tokens lost to preemptions
+        ("num_hit_tokens", np.int64),  # found in the prefix cache at its first admission
         ("first_scheduled_ns", np.int64),  # -1 until it happens, like all times below
         ("first_token_ns", np.int64),
         ("last_token_ns", np.int64),
@@ -48,6 +61,7 @@ STEP = np.dtype(
         ("num_scheduled", np.int64),
         ("num_decodes", np.int64),
         ("prefill_tokens", np.int64),
+        ("num_draft_tokens", np.int64),
         ("kv_decode_tokens", np.int64),
         ("prefill_attention", np.float64),
         ("num_preempted", np.int64),
@@ -68,6 +82,8 @@ ENTRY = np.dtype(
     [
         ("request", np.int64),
         ("tokens", np.int64),
+        ("drafts", np.int64),  # of these tokens
+        ("is_admission", np.bool_),
         ("samples", np.bool_),
         ("num_preemptions", np.int64),  # of the request when scheduled: tells stale output
     ]
@@ -77,11 +93,14 @@ ENGINE = np.dtype(
         ("now_ns", np.int64),
         ("gpu_free_ns", np.int64),
         ("num_running", np.int64),
-        ("num_resumable", np.int64),  # preempted requests, waiting in front of the never-run ones
-        ("next_new", np.int64),  # first request that was never admitted
+        ("num_queued", np.int64),  # in `queue`: preempted requests, or by priority everything that waits
+        ("next_new", np.int64),  # first request that waits outside `queue`
         ("next_arrival", np.int64),  # first request that has not arrived
         ("must_announce_finished", np.bool_),
         ("num_free_blocks", np.int64),
+        ("free_slot", np.int64),  # head of the list of free rows of `table`
+        ("num_free_hits", np.int64),  # of the last lookup: hit blocks that nobody holds
+        ("index", np.int64),  # of pass 1 in `running`
         ("token_budget", np.int64),  # of the step being scheduled, like the next three
         ("input_budget", np.int64),
         ("threshold", np.int64),
@@ -91,9 +110,26 @@ ENGINE = np.dtype(
         ("num_events", np.int64),
     ]
 )
+BLOCK = np.dtype(
+    [
+        ("num_references", np.int64),
+        ("key", np.int64),  # -1 = not in the prefix cache
+        ("next_free", np.int64),  # ring through block 0, the null block; front first
+        ("last_free", np.int64),
+        ("next_same", np.int64),  # blocks with the same key in the order of registration; -1 = none
+        ("last_same", np.int64),
+    ]
+)
+KEY = np.dtype(
+    [
+        ("key", np.int64),  # row i: the key of the block that row i stands for (request.first_key + block)
+        ("first_block", np.int64),  # row k: the first and the last block registered under key k; -1 = none
+        ("last_block", np.int64),
+    ]
+)
 
 SCHEDULED, PREEMPTED, ADMITTED, RESUMED, TOKEN, FINISHED = range(6)
-"""Kinds of `EVENT`; its `tokens` are those scheduled, lost, or (for the last three) hit or delivered."""
+"""Kinds of `EVENT`; its `tokens` are those scheduled, lost, hit, hit, delivered (1), 0."""
 
 DONE, STALLED, STEP_LIMIT, CANCELLED = range(4)
 """How a replay ended."""
@@ -116,11 +152,22 @@ class Limits(NamedTuple):
     watermark_blocks: int
     reserves_full_isl: bool
     is_async: bool
+    by_priority: bool
+    tracks_blocks: bool
+    """Whether blocks have an identity: prefix caching, and something that could hit."""
+    num_spec_tokens: int
+    """Draft tokens per step, 0 = no speculative decoding."""
+    num_lookahead_tokens: int
+    """KV slots a drafter wants beyond the step's own."""
+    num_extra_inputs: int
+    """Inputs that a drafter adds per request, taken from the input budget."""
+    drops_last_hit: bool
+    """Whether the drafter recomputes the last hit block."""
 
 
 @njit(cache=True, nogil=True)
-def replay(requests, state, limits, step_time, records_events, max_steps, cancel):
-    """Run the engine until nothing is left; the rows of `requests` are changed in place.
+def replay(requests, state, blocks, keys, table, accept, limits, step_time, records_events, max_steps, cancel):
+    """Run the engine until nothing is left; the rows of the arrays are changed in place.
 
     Parameters
     ----------
@@ -129,6 +176,12 @@ def replay(requests, state, limits, step_time, records_events, max_steps, cancel
     state : (1,) ENGINE
         Zeros; the engine's state, and at the end the clock and the free blocks. The caller owns it because
         numba frees an array of ours as soon as only a row of it is in use.
+    blocks : (num_gpu_blocks,) BLOCK
+    keys : (m,) KEY
+    table : (seats + 1, blocks of the longest request) int64
+        The last row is scratch. These three have no rows unless `limits.tracks_blocks`.
+    accept : (a,) int64
+        Acceptance pattern of drafts, taken round robin.
     limits : Limits
     step_time : StepTime
     records_events : bool
@@ -149,10 +202,13 @@ def replay(requests, state, limits, step_time, records_events, max_steps, cancel
     """
     depth = 2 if limits.is_async else 1
     cap = min(limits.max_num_seqs, len(requests))
+    most_per_step = cap * (1 + limits.num_spec_tokens)
     engine = state[0]
     engine.num_free_blocks = limits.num_gpu_blocks - 1  # block 0 is the null block
+    if limits.tracks_blocks:
+        lay_out_blocks(engine, blocks, keys, table)
     running = np.empty(cap + 1, np.int64)
-    resumable = np.empty(len(requests) + 1, np.int64)
+    queue = np.empty(len(requests) + 1, np.int64)
     flights = np.zeros(2, FLIGHT)
     entries = np.empty((2, cap + 1), ENTRY)
     steps = np.empty(1024, STEP)
@@ -161,7 +217,7 @@ def replay(requests, state, limits, step_time, records_events, max_steps, cancel
     oldest, num_flights = 0, 0
     outcome = DONE
     while True:
-        admit_arrivals(engine, requests)
+        admit_arrivals(engine, requests, queue, limits)
         if not has_requests(engine) and num_flights == 0:
             if engine.next_arrival == len(requests):
                 break
@@ -174,17 +230,20 @@ def replay(requests, state, limits, step_time, records_events, max_steps, cancel
             outcome = CANCELLED
             break
         if engine.num_steps == len(steps):
-            steps = grown(steps)
-        if engine.num_gaps + cap > len(gaps):
-            gaps = grown_to(gaps, engine.num_gaps + cap)
-        if records_events and engine.num_events + 6 * cap > len(events):
-            events = grown_to(events, engine.num_events + 6 * cap)
+            steps = grown(steps, len(steps) + 1)
+        if engine.num_gaps + most_per_step > len(gaps):
+            gaps = grown(gaps, engine.num_gaps + most_per_step)
+        if records_events and engine.num_events + 5 * cap + most_per_step > len(events):
+            events = grown(events, engine.num_events + 5 * cap + most_per_step)
 
         if has_requests(engine):
             is_busy = num_flights == 1 and flights[oldest].num_entries > 0
             slot = (oldest + num_flights) % 2
             flight = flights[slot]
-            schedule(engine, requests, running, resumable, limits, step_time, flight, entries[slot], steps, events)
+            schedule(
+                engine, requests, running, queue, blocks, keys, table, limits, step_time, flight, entries[slot],
+                steps, events,
+            )  # fmt: skip
             num_flights += 1
             is_empty = flight.num_entries == 0 and flight.num_preempted == 0
             if is_empty and not is_busy and num_waiting(engine) + engine.num_running > 0:
@@ -196,7 +255,10 @@ def replay(requests, state, limits, step_time, records_events, max_steps, cancel
                 continue
         flight = flights[oldest]
         engine.now_ns = max(engine.now_ns, flight.end_ns)
-        process_output(engine, requests, running, resumable, limits, flight, entries[oldest], steps, gaps, events)
+        process_output(
+            engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries[oldest],
+            steps, gaps, events,
+        )  # fmt: skip
         oldest = (oldest + 1) % 2
         num_flights -= 1
     num_steps, num_gaps, num_events = engine.num_steps, engine.num_gaps, engine.num_events
@@ -204,16 +266,19 @@ def replay(requests, state, limits, step_time, records_events, max_steps, cancel
 
 
 @njit(cache=True, nogil=True)
-def admit_arrivals(engine, requests):
+def admit_arrivals(engine, requests, queue, limits):
     """Put everything that has arrived by now into the waiting queue."""
     while engine.next_arrival < len(requests) and requests[engine.next_arrival].arrival_ns <= engine.now_ns:
         engine.next_arrival += 1
+        if limits.by_priority:
+            push(engine.next_arrival - 1, engine, requests, queue, limits)
+            engine.next_new = engine.next_arrival
 
 
 @njit(cache=True, nogil=True)
 def num_waiting(engine):
-    """Preempted requests plus arrivals that were never admitted."""
-    return engine.num_resumable + engine.next_arrival - engine.next_new
+    """Requests in the queue, and arrivals that were never admitted."""
+    return engine.num_queued + engine.next_arrival - engine.next_new
 
 
 @njit(cache=True, nogil=True)
@@ -223,7 +288,7 @@ def has_requests(engine):
 
 
 @njit(cache=True, nogil=True)
-def schedule(engine, requests, running, resumable, limits, step_time, flight, entries, steps, events):
+def schedule(engine, requests, running, queue, blocks, keys, table, limits, step_time, flight, entries, steps, events):
     """One call of schedule(): decide the batch, start it, write its row.
 
     Source: vLLM 0.32, v1/core/sched/scheduler.py, Scheduler.schedule.
@@ -234,9 +299,9 @@ def schedule(engine, requests, running, resumable, limits, step_time, flight, en
     engine.input_budget = limits.max_num_batched_tokens
     engine.num_preempted = 0
     flight.num_entries = 0
-    schedule_running(engine, requests, running, resumable, limits, flight, entries, events)
+    schedule_running(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
     if engine.num_preempted == 0:
-        schedule_waiting(engine, requests, running, resumable, limits, flight, entries, events)
+        schedule_waiting(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
     start_step(engine, requests, limits, step_time, flight, entries, steps, events)
 
 
@@ -252,25 +317,30 @@ def threshold_of_this_step(engine, limits):
 
 
 @njit(cache=True, nogil=True)
-def schedule_running(engine, requests, running, resumable, limits, flight, entries, events):
-    """Pass 1: running requests in their order; short of blocks, the last one is preempted."""
-    index = 0
-    while index < engine.num_running and engine.token_budget > 0 and engine.input_budget > 0:
-        request = requests[running[index]]
+def schedule_running(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events):
+    """Pass 1: running requests in their order; short of blocks, one of them is preempted."""
+    engine.index = 0
+    while (
+        engine.index < engine.num_running and engine.token_budget > 0 and engine.input_budget > limits.num_extra_inputs
+    ):
+        row = running[engine.index]
+        request = requests[row]
         num_tokens = tokens_wanted(request, engine, limits)
         if num_tokens == 0:
-            index += 1
+            engine.index += 1
             continue
         is_victim = False
-        while not is_victim and not allocate(request, engine, limits, num_tokens):
-            engine.num_running -= 1
-            victim = running[engine.num_running]
-            is_victim = engine.num_running == index
-            preempt(victim, requests, engine, resumable, events)
+        while not is_victim and not allocate(request, engine, blocks, keys, table, limits, num_tokens, 0):
+            position = victim_position(engine, requests, running, limits)
+            is_victim = running[position] == row
+            preempt(position, engine, requests, running, queue, blocks, table, limits, flight, entries, events)
         if is_victim:
             break
-        add_entry(running[index], num_tokens, engine, flight, entries)
-        index += 1
+        num_drafts = num_tokens + request.num_computed - request.num_known - request.num_placeholders
+        num_drafts = max(0, min(num_drafts, request.num_drafts))
+        request.num_drafts = 0
+        add_entry(row, num_tokens, num_drafts, False, engine, limits, flight, entries)
+        engine.index += 1
 
 
 @njit(cache=True, nogil=True)
@@ -281,82 +351,156 @@ def tokens_wanted(request, engine, limits):
         and request.num_computed + 2 - request.num_placeholders >= request.prompt_tokens + request.max_tokens
     ):
         return 0  # the step in flight certainly brings its last token
-    num_tokens = request.num_known + request.num_placeholders - request.num_computed
+    num_tokens = request.num_known + request.num_drafts + request.num_placeholders - request.num_computed
     if 0 < engine.threshold < num_tokens:
         num_tokens = engine.threshold
-    num_tokens = min(num_tokens, engine.token_budget, engine.input_budget)
+    num_tokens = min(num_tokens, engine.token_budget, engine.input_budget - limits.num_extra_inputs)
     return min(num_tokens, limits.max_model_len - request.num_computed - 1)
 
 
 @njit(cache=True, nogil=True)
-def schedule_waiting(engine, requests, running, resumable, limits, flight, entries, events):
-    """Pass 2: the head of the waiting queue, again and again, until something stops it."""
-    while (
-        engine.token_budget > 0
-        and engine.input_budget > 0
-        and num_waiting(engine) > 0
-        and engine.num_running < limits.max_num_seqs
-    ):
-        is_resumed = engine.num_resumable > 0
-        head = resumable[engine.num_resumable - 1] if is_resumed else engine.next_new
-        request = requests[head]
-        num_tokens = request.num_known
-        if 0 < engine.threshold < num_tokens:
-            num_tokens = engine.threshold
-        most = min(engine.token_budget, engine.input_budget)
-        if not limits.is_prefill_chunked and num_tokens > most:
-            break
-        num_tokens = min(num_tokens, most)
-        if not may_admit(request, engine, limits, num_tokens):
-            break
-        allocate(request, engine, limits, num_tokens)
-        if is_resumed:
-            engine.num_resumable -= 1
-        else:
-            engine.next_new += 1
-            request.first_scheduled_ns = max(engine.now_ns, engine.gpu_free_ns)
-        running[engine.num_running] = head
-        engine.num_running += 1
-        add_entry(head, num_tokens, engine, flight, entries)
-        record(engine, events, RESUMED if is_resumed else ADMITTED, head, 0)
+def victim_position(engine, requests, running, limits):
+    """Who is preempted: the last admitted, or by priority the least urgent, on ties the earliest in the list."""
+    position = engine.num_running - 1
+    if limits.by_priority:
+        position = 0
+        for j in range(1, engine.num_running):
+            worst, other = requests[running[position]], requests[running[j]]
+            if other.priority > worst.priority or (
+                other.priority == worst.priority and other.arrival_ns > worst.arrival_ns
+            ):
+                position = j
+    return position
 
 
 @njit(cache=True, nogil=True)
-def add_entry(index, num_tokens, engine, flight, entries):
+def preempt(position, engine, requests, running, queue, blocks, table, limits, flight, entries, events):
+    """Free a running request's blocks and let it wait, to be computed again.
+
+    By priority it may already be in this step's batch; then it is taken out, and its budget returned.
+    """
+    row = running[position]
+    victim = requests[row]
+    engine.num_running -= 1
+    for j in range(position, engine.num_running):
+        running[j] = running[j + 1]
+    if position < engine.index:
+        engine.index -= 1
+        withdraw_entry(row, engine, limits, flight, entries)
+    release(victim, engine, blocks, table, limits)
+    record(engine, events, engine.num_steps, PREEMPTED, row, victim.num_computed)
+    victim.num_recomputed += victim.num_computed
+    victim.num_computed = 0
+    victim.num_placeholders = 0
+    victim.num_drafts = 0
+    victim.num_preemptions += 1
+    engine.num_preempted += 1
+    push(row, engine, requests, queue, limits)
+
+
+@njit(cache=True, nogil=True)
+def withdraw_entry(row, engine, limits, flight, entries):
+    """Take a request out of the batch being built, if it is in it."""
+    num_kept = 0
+    for j in range(flight.num_entries):
+        entry = entries[j]
+        if entry.request == row:
+            engine.token_budget += entry.tokens
+            engine.input_budget += entry.tokens + limits.num_extra_inputs
+        else:
+            entries[num_kept] = entries[j]
+            num_kept += 1
+    flight.num_entries = num_kept
+
+
+@njit(cache=True, nogil=True)
+def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events):
+    """Pass 2: the head of the waiting queue, again and again, until something stops it."""
+    may_pad = limits.num_spec_tokens > 0
+    for j in range(flight.num_entries):
+        may_pad = may_pad and not requests[entries[j].request].is_chunk
+    has_running = flight.num_entries > 0
+    while (
+        engine.token_budget > 0
+        and engine.input_budget > limits.num_extra_inputs
+        and num_waiting(engine) > 0
+        and engine.num_running < limits.max_num_seqs
+    ):
+        row = queue_head(engine, queue, limits)
+        request = requests[row]
+        num_hits = look_up(request, engine, blocks, keys, table, limits)
+        num_hit_tokens = num_hits * limits.block_size
+        most = min(engine.token_budget, engine.input_budget - limits.num_extra_inputs)
+        num_tokens, num_drafts = request.num_known - num_hit_tokens, 0
+        is_padded = may_pad and num_tokens == 1 and (has_running or num_hits > 0)
+        if is_padded and num_hit_tokens + 2 + limits.num_spec_tokens <= limits.max_model_len:
+            num_drafts = limits.num_spec_tokens
+            num_tokens += num_drafts
+            if num_tokens > most:
+                break
+        if 0 < engine.threshold < num_tokens:
+            num_tokens = engine.threshold
+        if not limits.is_prefill_chunked and num_tokens > most:
+            break
+        num_tokens = min(num_tokens, most)
+        if not may_admit(request, engine, limits, num_tokens, num_hits):
+            break
+        allocate(request, engine, blocks, keys, table, limits, num_tokens, num_hits)
+        is_resumed = request.num_preemptions > 0
+        if not is_resumed:
+            request.first_scheduled_ns = max(engine.now_ns, engine.gpu_free_ns)
+            request.num_hit_tokens = num_hit_tokens
+        pop(engine, requests, queue, limits)
+        running[engine.num_running] = row
+        engine.num_running += 1
+        request.num_computed = num_hit_tokens
+        num_drafts = min(num_drafts, num_tokens - 1)
+        add_entry(row, num_tokens, num_drafts, True, engine, limits, flight, entries)
+        record(engine, events, engine.num_steps, RESUMED if is_resumed else ADMITTED, row, num_hit_tokens)
+
+
+@njit(cache=True, nogil=True)
+def add_entry(row, num_tokens, num_drafts, is_admission, engine, limits, flight, entries):
     """Put a request into the batch and take its tokens from both budgets."""
     entry = entries[flight.num_entries]
-    entry.request = index
+    entry.request = row
     entry.tokens = num_tokens
+    entry.drafts = num_drafts
+    entry.is_admission = is_admission
     flight.num_entries += 1
     engine.token_budget -= num_tokens
-    engine.input_budget -= num_tokens
+    engine.input_budget -= num_tokens + limits.num_extra_inputs
 
 
 @njit(cache=True, nogil=True)
 def start_step(engine, requests, limits, step_time, flight, entries, steps, events):
     """Count the batch as computed, charge its time, write its row."""
-    num_decodes, total_tokens, kv_decode_tokens, prefill_attention = 0, 0, 0, 0.0
+    num_decodes, prefill_tokens, num_draft_tokens, kv_decode_tokens, prefill_attention = 0, 0, 0, 0, 0.0
     for j in range(flight.num_entries):
         entry = entries[j]
         request = requests[entry.request]
         context = request.num_computed
+        num_tokens = entry.tokens - entry.drafts
         request.num_computed += entry.tokens
-        entry.samples = request.num_computed >= request.num_known + request.num_placeholders
+        request.is_chunk = request.num_computed < request.num_known + request.num_placeholders
+        entry.samples = not request.is_chunk
         entry.num_preemptions = request.num_preemptions
-        total_tokens += entry.tokens
-        if entry.samples and entry.tokens == 1:
+        num_draft_tokens += entry.drafts
+        if entry.samples and num_tokens == 1:
             num_decodes += 1
             kv_decode_tokens += context + 1
         else:
-            prefill_attention += entry.tokens * (context + 0.5 * entry.tokens)
+            prefill_tokens += num_tokens
+            prefill_attention += num_tokens * (context + 0.5 * num_tokens)
         if entry.samples and limits.is_async:
-            request.num_placeholders += 1
-        record(engine, events, SCHEDULED, entry.request, entry.tokens)
+            request.num_placeholders += 1 + entry.drafts
+            request.num_drafts = limits.num_spec_tokens
+        record(engine, events, engine.num_steps, SCHEDULED, entry.request, entry.tokens)
     start_ns = max(engine.now_ns, engine.gpu_free_ns)
     end_ns = start_ns
     if flight.num_entries > 0:
         end_ns += step_ns(
-            step_time, flight.num_entries, total_tokens - num_decodes, kv_decode_tokens, prefill_attention
+            step_time, flight.num_entries, prefill_tokens, kv_decode_tokens, prefill_attention, num_draft_tokens
         )
     engine.gpu_free_ns = end_ns
     flight.end_ns = end_ns
@@ -373,7 +517,8 @@ def start_step(engine, requests, limits, step_time, flight, entries, steps, even
         step.num_free_blocks = engine.num_free_blocks
         step.num_scheduled = flight.num_entries
         step.num_decodes = num_decodes
-        step.prefill_tokens = total_tokens - num_decodes
+        step.prefill_tokens = prefill_tokens
+        step.num_draft_tokens = num_draft_tokens
         step.kv_decode_tokens = kv_decode_tokens
         step.prefill_attention = prefill_attention
         step.num_preempted = engine.num_preempted
@@ -382,7 +527,14 @@ def start_step(engine, requests, limits, step_time, flight, entries, steps, even
 
 
 @njit(cache=True, nogil=True)
-def step_ns(step_time: Any, num_seqs: Any, prefill_tokens: Any, kv_decode_tokens: Any, prefill_attention: Any) -> Any:
+def step_ns(
+    step_time: Any,
+    num_seqs: Any,
+    prefill_tokens: Any,
+    kv_decode_tokens: Any,
+    prefill_attention: Any,
+    num_draft_tokens: Any = 0,
+) -> Any:
     """*The* equation: time of one step in whole nanoseconds.
 
     Calibration fits it, the replay charges it. `step_ns.py_func` takes arrays.
@@ -399,15 +551,22 @@ def step_ns(step_time: Any, num_seqs: Any, prefill_tokens: Any, kv_decode_tokens
         Context tokens read by the decoding requests, their new token included, summed.
     prefill_attention : float or (k,) float64
         Sum over prefilling requests of chunk·(context before the chunk + chunk/2), token².
+    num_draft_tokens : int or (k,) int64
+        Draft tokens verified in the step.
 
     Returns
     -------
     int or (k,) int64
-        Nanoseconds. The first three terms are whole by construction, as in the recordings of the real
+        Nanoseconds. The first three terms and the drafts are whole by construction, as in the recordings of the real
         scheduler; the further terms are summed in float64 and rounded once.
     """
     has_prefill = prefill_tokens > 0
-    whole_ns = step_time.base_ns + step_time.per_seq_ns * num_seqs + step_time.per_prefill_token_ns * prefill_tokens
+    whole_ns = (
+        step_time.base_ns
+        + step_time.per_seq_ns * num_seqs
+        + step_time.per_prefill_token_ns * prefill_tokens
+        + step_time.per_draft_token_ns * num_draft_tokens
+    )
     further_ns = (
         step_time.any_prefill_ns * has_prefill
         + step_time.per_kv_token_ns * kv_decode_tokens * (1 - has_prefill)
@@ -418,10 +577,12 @@ def step_ns(step_time: Any, num_seqs: Any, prefill_tokens: Any, kv_decode_tokens
 
 
 @njit(cache=True, nogil=True)
-def process_output(engine, requests, running, resumable, limits, flight, entries, steps, gaps, events):
+def process_output(
+    engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries, steps, gaps, events
+):
     """Deliver a step's tokens in batch order; finished requests return their blocks at once.
 
-    Source: vLLM 0.32, v1/core/sched/scheduler.py, Scheduler.update_from_output.
+    Source: vLLM 0.32, v1/core/sched/scheduler.py, Scheduler.update_from_output, and AsyncScheduler.
     """
     num_finished = 0
     for j in range(flight.num_entries):
@@ -431,19 +592,33 @@ def process_output(engine, requests, running, resumable, limits, flight, entries
             continue
         # Output of a step scheduled before a preemption is still delivered, but changes no other count.
         is_stale = entry.num_preemptions != request.num_preemptions
+        num_accepted = 0
+        if entry.drafts > 0 and not entry.is_admission:
+            num_accepted = min(accept[(request.accept_offset + request.num_outputs) % len(accept)], entry.drafts)
+        if not is_stale:
+            request.num_computed -= entry.drafts - num_accepted
+            if limits.is_async:
+                request.num_placeholders -= entry.drafts - num_accepted
+        for _ in range(num_accepted + 1):
+            request.num_known += 1
+            if limits.is_async and not is_stale:
+                request.num_placeholders -= 1
+            deliver_token(entry.request, request, engine, flight, steps, gaps, events)
+            if request.num_outputs == request.output_tokens or request.num_known >= limits.max_model_len:
+                request.is_finished = True
+                break
         if limits.is_async and not is_stale:
-            request.num_placeholders -= 1
-        request.num_known += 1
-        deliver_token(entry.request, request, engine, flight, steps, gaps, events)
-        if request.num_outputs == request.output_tokens or request.num_known >= limits.max_model_len:
-            request.is_finished = True
+            register(request, blocks, keys, table, limits, request.num_computed - request.num_placeholders)
+        if request.is_finished:
             engine.must_announce_finished = True
-            release(request, engine)
-            record_at(engine, events, flight.step, FINISHED, entry.request, 0)
+            release(request, engine, blocks, table, limits)
+            record(engine, events, flight.step, FINISHED, entry.request, 0)
             if is_stale:
-                remove(entry.request, engine, resumable)
+                remove(entry.request, engine, requests, queue, limits)
             else:
                 num_finished += 1
+        elif not limits.is_async and not request.is_chunk:
+            request.num_drafts = limits.num_spec_tokens
     if num_finished > 0:
         num_kept = 0
         for j in range(engine.num_running):
@@ -454,10 +629,10 @@ def process_output(engine, requests, running, resumable, limits, flight, entries
 
 
 @njit(cache=True, nogil=True)
-def deliver_token(index, request, engine, flight, steps, gaps, events):
+def deliver_token(row, request, engine, flight, steps, gaps, events):
     """Note when a token appeared and how long after the one before it."""
     request.num_outputs += 1
-    record_at(engine, events, flight.step, TOKEN, index, 1)
+    record(engine, events, flight.step, TOKEN, row, 1)
     if request.num_outputs == 1:
         request.first_token_ns = flight.end_ns
     else:
@@ -468,11 +643,72 @@ def deliver_token(index, request, engine, flight, steps, gaps, events):
         else:
             gap = gaps[engine.num_gaps]
             gap.gap_ns = gap_ns
-            gap.request = index
+            gap.request = row
             gap.step = flight.step
             engine.num_gaps += 1
     request.last_token_ns = flight.end_ns
     request.last_token_step = flight.step
+
+
+@njit(cache=True, nogil=True)
+def queue_head(engine, queue, limits):
+    """Row of the request at the head of the waiting queue."""
+    if limits.by_priority:
+        return queue[0]
+    return queue[engine.num_queued - 1] if engine.num_queued > 0 else engine.next_new
+
+
+@njit(cache=True, nogil=True)
+def runs_before(row, other, requests):
+    """Whether one waiting request goes before another under the priority policy; rows are in order of arrival."""
+    if requests[row].priority != requests[other].priority:
+        return requests[row].priority < requests[other].priority
+    return row < other
+
+
+@njit(cache=True, nogil=True)
+def push(row, engine, requests, queue, limits):
+    """Let a request wait: on top of the stack of preempted ones, or by priority in its place of the heap."""
+    at = engine.num_queued
+    engine.num_queued += 1
+    if limits.by_priority:
+        while at > 0 and runs_before(row, queue[(at - 1) // 2], requests):
+            queue[at] = queue[(at - 1) // 2]
+            at = (at - 1) // 2
+    queue[at] = row
+
+
+@njit(cache=True, nogil=True)
+def pop(engine, requests, queue, limits):
+    """Take the head off the waiting queue."""
+    if not limits.by_priority and engine.num_queued == 0:
+        engine.next_new += 1
+        return
+    engine.num_queued -= 1
+    if limits.by_priority:
+        row = queue[engine.num_queued]
+        at = 0
+        while True:
+            child = 2 * at + 1
+            if child >= engine.num_queued:
+                break
+            if child + 1 < engine.num_queued and runs_before(queue[child + 1], queue[child], requests):
+                child += 1
+            if runs_before(row, queue[child], requests):
+                break
+            queue[at] = queue[child]
+            at = child
+        queue[at] = row
+
+
+@njit(cache=True, nogil=True)
+def remove(row, engine, requests, queue, limits):
+    """Take a request that stale output finished out of the waiting queue; rare, so the queue is built anew."""
+    num_queued = engine.num_queued
+    engine.num_queued = 0
+    for j in range(num_queued):
+        if queue[j] != row:
+            push(queue[j], engine, requests, queue, limits)
 
 
 @njit(cache=True, nogil=True)
@@ -482,89 +718,209 @@ def blocks_for(num_tokens, limits):
 
 
 @njit(cache=True, nogil=True)
-def allocate(request, engine, limits, num_tokens):
-    """True if `request` now owns blocks for `num_tokens` more; False, nothing changed, if the pool is short."""
-    num_new = max(0, blocks_for(request.num_computed + num_tokens, limits) - request.num_blocks)
-    if num_new > engine.num_free_blocks:
+def num_new_blocks(request, limits, num_tokens, num_hits):
+    """Blocks to be taken so that `num_tokens` more tokens (and a drafter's lookahead) have room."""
+    until = request.num_computed + num_hits * limits.block_size + num_tokens + limits.num_lookahead_tokens
+    return max(0, blocks_for(until, limits) - request.num_blocks - num_hits)
+
+
+@njit(cache=True, nogil=True)
+def may_admit(request, engine, limits, num_tokens, num_hits):
+    """Whether a waiting request may start: its chunk fits and, with the reservation, all that is known of it.
+
+    The reservation is a check only; nothing is set aside. The watermark holds while anything is running. Hit blocks
+    that nobody holds leave the free list when taken, so they cost as much as new ones.
+    """
+    num_wanted = num_new_blocks(request, limits, num_tokens, num_hits)
+    if limits.reserves_full_isl:
+        num_wanted = max(num_wanted, blocks_for(request.num_known, limits) - num_hits)
+    if engine.num_running > 0:
+        num_wanted += limits.watermark_blocks
+    return num_wanted + engine.num_free_hits <= engine.num_free_blocks
+
+
+@njit(cache=True, nogil=True)
+def allocate(request, engine, blocks, keys, table, limits, num_tokens, num_hits):
+    """True if `request` now owns blocks for `num_tokens` more; False, nothing changed, if the pool is short.
+
+    Hit blocks are those of the last lookup. Full blocks of known tokens enter the prefix cache here, before they are
+    computed, as in vLLM.
+    """
+    num_new = num_new_blocks(request, limits, num_tokens, num_hits)
+    num_free_hits = engine.num_free_hits if num_hits > 0 else 0
+    if num_new + num_free_hits > engine.num_free_blocks:
         return False
-    request.num_blocks += num_new
-    engine.num_free_blocks -= num_new
+    engine.num_free_blocks -= num_new + num_free_hits
+    if limits.tracks_blocks:
+        if request.num_blocks == 0:
+            take_slot(request, engine, table)
+        for j in range(num_hits):
+            block = table[len(table) - 1, j]
+            hold(block, blocks)
+            table[request.slot, j] = block
+        for j in range(request.num_blocks + num_hits, request.num_blocks + num_hits + num_new):
+            table[request.slot, j] = take_block(blocks, keys)
+    request.num_blocks += num_hits + num_new
+    request.num_registered += num_hits
+    num_computed = request.num_computed + num_hits * limits.block_size + num_tokens
+    register(request, blocks, keys, table, limits, min(num_computed, request.num_known))
     return True
 
 
 @njit(cache=True, nogil=True)
-def may_admit(request, engine, limits, num_tokens):
-    """Whether a waiting request may start: its chunk fits and, with the reservation, all that is known of it.
+def look_up(request, engine, blocks, keys, table, limits):
+    """Number of leading blocks found in the prefix cache; their ids go to the scratch row of `table`.
 
-    The reservation is a check only; nothing is set aside. The watermark holds while anything is running.
+    The last known token is always computed again, so a prompt that ends on a block border never hits its last block.
+    Nothing changes by looking, not even the order of eviction.
     """
-    num_wanted = blocks_for(num_tokens, limits)
-    if limits.reserves_full_isl:
-        num_wanted = max(num_wanted, blocks_for(request.num_known, limits))
-    if engine.num_running > 0:
-        num_wanted += limits.watermark_blocks
-    return num_wanted <= engine.num_free_blocks
+    engine.num_free_hits = 0
+    num_hits = 0
+    if not limits.tracks_blocks:
+        return num_hits
+    most = (request.num_known - 1) // limits.block_size
+    while num_hits < most:
+        block = keys[keys[request.first_key + num_hits].key].first_block
+        if block < 0:
+            break
+        table[len(table) - 1, num_hits] = block
+        num_hits += 1
+    if limits.drops_last_hit and num_hits > 0:
+        num_hits -= 1
+    for j in range(num_hits):
+        engine.num_free_hits += blocks[table[len(table) - 1, j]].num_references == 0
+    return num_hits
 
 
 @njit(cache=True, nogil=True)
-def release(request, engine):
-    """Give all blocks back."""
-    engine.num_free_blocks += request.num_blocks
+def register(request, blocks, keys, table, limits, num_tokens):
+    """Enter a request's full blocks within its first `num_tokens` tokens into the prefix cache."""
+    if limits.tracks_blocks:
+        while request.num_registered < num_tokens // limits.block_size:
+            block = table[request.slot, request.num_registered]
+            key = keys[request.first_key + request.num_registered].key
+            blocks[block].key = key
+            blocks[block].next_same = -1
+            blocks[block].last_same = keys[key].last_block
+            if keys[key].last_block < 0:
+                keys[key].first_block = block
+            else:
+                blocks[keys[key].last_block].next_same = block
+            keys[key].last_block = block
+            request.num_registered += 1
+
+
+@njit(cache=True, nogil=True)
+def release(request, engine, blocks, table, limits):
+    """Give all blocks back, the last one first.
+
+    Those in the prefix cache go to the back of the free list; the others to its front, the request's last block to
+    the very front.
+    """
+    if limits.tracks_blocks:
+        for j in range(request.num_blocks - 1, -1, -1):
+            block = table[request.slot, j]
+            blocks[block].num_references -= 1
+            if blocks[block].num_references == 0:
+                engine.num_free_blocks += 1
+                if blocks[block].key >= 0:
+                    put_after(blocks[0].last_free, block, blocks)
+        for j in range(request.num_blocks):
+            block = table[request.slot, j]
+            if blocks[block].num_references == 0 and blocks[block].key < 0:
+                put_after(0, block, blocks)
+        if request.num_blocks > 0:
+            table[request.slot, 0] = engine.free_slot
+            engine.free_slot = request.slot
+    else:
+        engine.num_free_blocks += request.num_blocks
     request.num_blocks = 0
+    request.num_registered = 0
 
 
 @njit(cache=True, nogil=True)
-def preempt(index, requests, engine, resumable, events):
-    """Free a running request's blocks and put it at the front of the waiting queue, to be computed again."""
-    victim = requests[index]
-    release(victim, engine)
-    record(engine, events, PREEMPTED, index, victim.num_computed)
-    victim.num_recomputed += victim.num_computed
-    victim.num_computed = 0
-    victim.num_placeholders = 0
-    victim.num_preemptions += 1
-    resumable[engine.num_resumable] = index
-    engine.num_resumable += 1
-    engine.num_preempted += 1
+def lay_out_blocks(engine, blocks, keys, table):
+    """All blocks free in the order of their ids, no key with a block, all rows of the table free."""
+    for block in range(len(blocks)):
+        blocks[block].num_references = 0
+        blocks[block].key = -1
+        blocks[block].next_free = (block + 1) % len(blocks)
+        blocks[block].last_free = (block - 1) % len(blocks)
+    for key in range(len(keys)):
+        keys[key].first_block = -1
+        keys[key].last_block = -1
+    for slot in range(len(table)):
+        table[slot, 0] = slot + 1
+    engine.free_slot = 0
 
 
 @njit(cache=True, nogil=True)
-def remove(index, engine, resumable):
-    """Take a request that stale output finished out of the waiting queue."""
-    num_kept = 0
-    for j in range(engine.num_resumable):
-        if resumable[j] != index:
-            resumable[num_kept] = resumable[j]
-            num_kept += 1
-    engine.num_resumable = num_kept
+def take_slot(request, engine, table):
+    """Give a request a row of the table; there are as many as seats."""
+    request.slot = engine.free_slot
+    engine.free_slot = table[request.slot, 0]
 
 
 @njit(cache=True, nogil=True)
-def record(engine, events, kind, index, num_tokens):
-    """Write an event of the step being scheduled."""
-    record_at(engine, events, engine.num_steps, kind, index, num_tokens)
+def hold(block, blocks):
+    """One more holder of a block; the first one takes it off the free list."""
+    if blocks[block].num_references == 0:
+        unlink_free(block, blocks)
+    blocks[block].num_references += 1
 
 
 @njit(cache=True, nogil=True)
-def record_at(engine, events, step, kind, index, num_tokens):
-    """Write an event of `step`; without room for events nothing is recorded."""
+def take_block(blocks, keys):
+    """The block at the front of the free list, for new content: only now does it leave the prefix cache."""
+    block = blocks[0].next_free
+    unlink_free(block, blocks)
+    row = blocks[block]
+    row.num_references = 1
+    if row.key >= 0:
+        if row.last_same < 0:
+            keys[row.key].first_block = row.next_same
+        else:
+            blocks[row.last_same].next_same = row.next_same
+        if row.next_same < 0:
+            keys[row.key].last_block = row.last_same
+        else:
+            blocks[row.next_same].last_same = row.last_same
+        row.key = -1
+    return block
+
+
+@njit(cache=True, nogil=True)
+def unlink_free(block, blocks):
+    """Take a block out of the free list."""
+    row = blocks[block]
+    blocks[row.last_free].next_free = row.next_free
+    blocks[row.next_free].last_free = row.last_free
+
+
+@njit(cache=True, nogil=True)
+def put_after(place, block, blocks):
+    """Put a block into the free list behind `place`; behind the null block is the front."""
+    row = blocks[block]
+    row.last_free = place
+    row.next_free = blocks[place].next_free
+    blocks[row.next_free].last_free = block
+    blocks[place].next_free = block
+
+
+@njit(cache=True, nogil=True)
+def record(engine, events, step, kind, row, num_tokens):
+    """Write an event; without room for events nothing is recorded."""
     if len(events) > 0:
         event = events[engine.num_events]
         event.step = step
         event.kind = kind
-        event.request = index
+        event.request = row
         event.tokens = num_tokens
         engine.num_events += 1
 
 
 @njit(cache=True, nogil=True)
-def grown(rows):
-    """The same rows with room for as many again."""
-    return grown_to(rows, len(rows) + 1)
-
-
-@njit(cache=True, nogil=True)
-def grown_to(rows, num_rows):
+def grown(rows, num_rows):
     """The same rows with room for at least `num_rows`, never less than twice as many as before."""
     larger = np.empty(max(2 * len(rows), num_rows), rows.dtype)
     larger[: len(rows)] = rows

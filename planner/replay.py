@@ -181,6 +181,12 @@ def requests_that_never_run(trace: RequestTrace, engine_config: EngineConfig) ->
     return too_long | (longest > engine_config.num_kv_tokens)
 
 
+def table_width(longest_tokens: int, limits: kernel.Limits) -> int:
+    """Most KV blocks one request ever holds: all its tokens, the tokens in flight, and a drafter's lookahead."""
+    most = longest_tokens + 2 + 4 * limits.num_spec_tokens
+    return min(most, limits.max_model_len) // limits.block_size + 2
+
+
 def limits_of(engine_config: EngineConfig) -> kernel.Limits:
     """The settings as the kernel takes them."""
     config = engine_config

@@ -1,10 +1,18 @@
 """The step-time model: the coefficients the kernel charges, and what is known about them."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from planner.errors import BadPlan
+
+MODEL_VERSION = 1
+"""Version of the model file; other versions are refused."""
 
 
 class StepTime(NamedTuple):
@@ -24,6 +32,8 @@ class StepTime(NamedTuple):
     """The same in a step with prefill, nanoseconds."""
     per_prefill_attention_ns: float = 0.0
     """Per chunk·(context before it + chunk/2), nanoseconds per token²."""
+    per_draft_token_ns: int = 0
+    """Per draft token verified, nanoseconds; given by hand, not fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +100,149 @@ class StepTimeFit:
     """File the log came from, with a short digest."""
     digest: str
     """The log's digest."""
+
+
+def step_time_from_seconds(values_s: npt.NDArray[np.float64]) -> StepTime:
+    """Coefficients in seconds per unit, in the order of `StepTime`, as the kernel charges them.
+
+    Parameters
+    ----------
+    values_s : (7,) float64
+        Seconds per unit; the first three become whole nanoseconds, as in the recordings.
+    """
+    values_ns = [float(value) * 1e9 for value in values_s]
+    return StepTime(*(round(value) for value in values_ns[:3]), *values_ns[3:])
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """A step-time model read back from its file: enough to plan with, and to say what it stands on."""
+
+    step_time: StepTime
+    """What the kernel charges."""
+    coefficients: tuple[Coefficient, ...]
+    """Terms with their intervals; empty in a file written by hand."""
+    covered: Covered | None
+    """What the log covered; None in a file written by hand."""
+    typical_num_seqs: int | None
+    """Batch at which d is shown; None in a file written by hand."""
+    typical_decode_s: float | None
+    """d at that batch, seconds; None in a file written by hand."""
+    source: str
+    """File the log came from, with a short digest; or that the coefficients were set by hand."""
+    digest: str | None
+    """The log's digest; None in a file written by hand."""
+
+
+def write_model(fit: StepTimeFit) -> str:
+    """Write a fit as a model file: one JSON object, coefficients in nanoseconds under their names in `StepTime`.
+
+    Everything is kept but the steps and the bootstrap sample; floats read back exactly.
+    """
+    covered = asdict(fit.covered)
+    if math.isnan(fit.covered.max_kv_decode_tokens):
+        covered["max_kv_decode_tokens"] = None
+    model = {
+        "version": MODEL_VERSION,
+        "step_time": fit.step_time._asdict(),
+        "coefficients_s": [asdict(coefficient) for coefficient in fit.coefficients],
+        "typical": {"num_seqs": fit.typical_num_seqs, "decode_s": fit.typical_decode_s},
+        "covered": covered,
+        "held_out": {"mape": fit.held_out_mape, "p95": fit.held_out_p95},
+        "total_time_ratio": fit.total_time_ratio,
+        "num_steps": fit.num_steps,
+        "left_out": [{"reason": reason, "num_steps": num_steps} for reason, num_steps in fit.left_out],
+        "notices": list(fit.notices),
+        "source": fit.source,
+        "digest": fit.digest,
+    }
+    return json.dumps(model, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_model(text: str, file_name: str = "model file") -> SavedModel:
+    """Read a model file.
+
+    Parameters
+    ----------
+    text : str
+        What `write_model` wrote; or, by hand, the least that makes a model: `{"version": 1, "step_time":
+        {"base_ns": 8000000, "per_seq_ns": 60000, "per_prefill_token_ns": 20000}}`.
+    file_name : str
+        As the user named it, for messages.
+
+    Raises
+    ------
+    BadPlan
+        Not such a file; lists every fault.
+    """
+    try:
+        model = json.loads(text)
+    except ValueError as error:
+        raise BadPlan(file_name, f"not JSON ({error}). {_WRITTEN_BY}") from None
+    if not isinstance(model, dict) or "step_time" not in model:
+        raise BadPlan(file_name, f'JSON without "step_time". {_WRITTEN_BY}')
+    faults: list[str] = []
+    if model.get("version") != MODEL_VERSION:
+        faults.append(f"version: found {model.get('version')!r}; allowed: {MODEL_VERSION}")
+    nanoseconds = _numbers(model["step_time"], "step_time", StepTime.__annotations__, StepTime._field_defaults, faults)
+    if nanoseconds.get("base_ns") == nanoseconds.get("per_seq_ns") == 0:
+        faults.append("step_time: base_ns and per_seq_ns are both 0; allowed: steps that take time")
+    covered = _numbers(
+        model.get("covered"), "covered", Covered.__annotations__, {"max_kv_decode_tokens": math.nan}, faults
+    )
+    typical = _numbers(model.get("typical"), "typical", {"num_seqs": int, "decode_s": float}, {}, faults)
+    coefficients = _coefficients(model.get("coefficients_s", []), faults)
+    if faults:
+        raise BadPlan(file_name, "\n".join(faults))
+    return SavedModel(
+        step_time=StepTime(**nanoseconds),
+        coefficients=coefficients,
+        covered=Covered(**covered) if covered else None,
+        typical_num_seqs=typical.get("num_seqs"),
+        typical_decode_s=typical.get("decode_s"),
+        source=str(model.get("source", f"{file_name}, written by hand")),
+        digest=None if model.get("digest") is None else str(model["digest"]),
+    )
+
+
+_WRITTEN_BY = "A model file is what `planner calibrate -o` writes."
+
+
+def _coefficients(values: object, faults: list[str]) -> tuple[Coefficient, ...]:
+    """Take the terms with their intervals out of a model file."""
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        faults.append("coefficients_s: allowed: a list of objects with name, value, low, high")
+        return ()
+    kinds = {"value": float, "low": float, "high": float}
+    taken = []
+    for index, value in enumerate(values):
+        bounds = {key: bound for key, bound in value.items() if key != "name"}
+        numbers = _numbers(bounds, f"coefficients_s[{index}]", kinds, {}, faults)
+        if numbers.keys() == kinds.keys():
+            taken.append(Coefficient(str(value.get("name")), **numbers))
+    return tuple(taken)
+
+
+def _numbers(
+    values: object, where: str, kinds: Mapping[str, type], defaults: Mapping[str, Any], faults: list[str]
+) -> dict[str, Any]:
+    """Take numbers, 0 or more, out of one object of a model file; an absent object has none."""
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        faults.append(f"{where}: found {values!r}; allowed: an object with {', '.join(kinds)}")
+        return {}
+    faults.extend(f"{where}: unknown {name!r}; allowed: {', '.join(kinds)}" for name in values if name not in kinds)
+    taken = dict(defaults)
+    for name, kind in kinds.items():
+        value = values.get(name)
+        if value is None and name in defaults:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        if number and kind(value) == value:
+            taken[name] = kind(value)
+        else:
+            found = "nothing" if value is None else repr(value)
+            allowed = "a whole number" if kind is int else "a number"
+            faults.append(f"{where}.{name}: found {found}; allowed: {allowed}, 0 or more")
+    return taken

@@ -1,4 +1,4 @@
-"""Recordings of the real vLLM scheduler: where they are, and which of them lie within what is simulated."""
+"""Recordings of the real vLLM scheduler: where they are, and what is in them in the tests' own form."""
 
 import gzip
 import json
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from shared import SHARED_DIR
 
+from planner.step_time import StepTime
+
 SHIPPED = Path(__file__).parent / "goldens_shipped"
 
 
@@ -14,19 +16,6 @@ def golden_paths() -> list[Path]:
     """Every recording at hand: all of the shared material where it is there, else the handful shipped here."""
     folder = SHARED_DIR / "oracle" / "goldens"
     return sorted((folder if folder.is_dir() else SHIPPED).glob("*.json.gz"))
-
-
-def features_not_simulated(scenario: dict) -> list[str]:
-    config = scenario["config"]
-    return [
-        name
-        for name, is_used in (
-            ("speculative decoding", bool(config["spec"])),
-            ("prefix caching", config["enable_prefix_caching"]),
-            ("priority policy", config["policy"] != "fcfs"),
-        )
-        if is_used
-    ]
 
 
 @cache
@@ -41,10 +30,24 @@ def accepted_requests(golden: dict) -> list[int]:
     return [i for i in range(len(golden["scenario"]["requests"])) if i not in rejected]
 
 
-def arrival_ns(request: dict) -> int:
-    return round(request["arrival_ms"] * 1e6)
+def requests_of(golden: dict) -> list[dict]:
+    """The accepted requests, arrivals in whole nanoseconds."""
+    rows = [golden["scenario"]["requests"][i] for i in accepted_requests(golden)]
+    return [
+        {
+            "arrival_ns": round(row["arrival_ms"] * 1e6),
+            "prompt": row["prompt"],
+            "out": row["out"],
+            "max_tokens": row.get("max_tokens") or row["out"],
+            "priority": row.get("priority", 0),
+            "ids": row.get("ids"),
+        }
+        for row in rows
+    ]
 
 
-def step_time_ns(scenario: dict) -> tuple[int, int, int]:
-    names = ("base_ms", "per_seq_ms", "per_prefill_token_ms")
-    return tuple(round(scenario["step_time"][name] * 1e6) for name in names)
+def step_time_of(scenario: dict) -> StepTime:
+    """The recording's step-time model in whole nanoseconds, rounded as its README says."""
+    milliseconds = scenario["step_time"]
+    names = ("base", "per_seq", "per_prefill_token", "per_draft_token")
+    return StepTime(**{f"{name}_ns": round(milliseconds[f"{name}_ms"] * 1e6) for name in names})

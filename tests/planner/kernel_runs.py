@@ -4,6 +4,8 @@ import numpy as np
 from naive import Engine
 
 from planner import kernel
+from planner.block_keys import block_keys
+from planner.replay import table_width
 from planner.step_time import StepTime
 
 NAMES = {
@@ -15,11 +17,25 @@ NAMES = {
     "free_blocks": "num_free_blocks",
     "prefill_tokens": "prefill_tokens",
     "decodes": "num_decodes",
+    "num_draft_tokens": "num_draft_tokens",
 }
 
 
-def run_kernel(requests: list[dict], config: dict, step_time: StepTime, max_steps: int = 200_000) -> dict:
+METHODS = {None: (0, 0, False), "ngram": (0, 0, False), "ngram_gpu": (0, 0, False)}
+"""Method → (lookahead per draft, extra inputs, drops the last hit block)."""
+METHODS |= {"eagle": (1, 0, True), "draft_model": (1, 1, False)}
+
+
+def run_kernel(
+    requests: list[dict],
+    config: dict,
+    step_time: StepTime,
+    max_steps: int = 200_000,
+    id_block_tokens: int = 16,
+    tracks_blocks: bool | None = None,
+) -> dict:
     """`requests` and `config` as in the recordings, arrivals in `arrival_ns`; the result in their form, too."""
+    tracks_blocks = config["enable_prefix_caching"] if tracks_blocks is None else tracks_blocks
     order = sorted(range(len(requests)), key=lambda i: (requests[i]["arrival_ns"], i))
     rows = np.zeros(len(requests), kernel.REQUEST)
     for row, i in zip(rows, order, strict=True):
@@ -28,9 +44,22 @@ def run_kernel(requests: list[dict], config: dict, step_time: StepTime, max_step
         row["prompt_tokens"] = row["num_known"] = request["prompt"]
         row["output_tokens"] = request["out"]
         row["max_tokens"] = request.get("max_tokens", request["out"])
+        row["priority"] = request.get("priority", 0)
+        row["accept_offset"] = i
+    limit = limits(config, tracks_blocks)
+    num_blocks, keys, table = np.zeros(0, kernel.BLOCK), np.zeros(0, kernel.KEY), np.zeros((0, 0), np.int64)
+    if tracks_blocks:
+        ids = [requests[i].get("ids") or () for i in order]
+        longest = rows["prompt_tokens"] + rows["output_tokens"]
+        covered = np.array([len(row) * id_block_tokens for row in ids])
+        rows["first_key"], keys = block_keys(longest, ids, id_block_tokens, covered, limit.block_size)
+        num_blocks = np.zeros(limit.num_gpu_blocks, kernel.BLOCK)
+        widest = table_width(int(longest.max(initial=0)), limit)
+        table = np.zeros((min(limit.max_num_seqs, len(rows)) + 1, widest), np.int64)
     state = np.zeros(1, kernel.ENGINE)
+    accept = np.array((config["spec"] or {"accept": [0]})["accept"])
     outcome, steps, gaps, events = kernel.replay(
-        rows, state, limits(config), step_time, True, max_steps, np.zeros(1, np.uint8)
+        rows, state, num_blocks, keys, table, accept, limit, step_time, True, max_steps, np.zeros(1, np.uint8)
     )
     lists = {name: [[] for _ in steps] for name in ("batch", "preempted", "admitted", "finished")}
     token_step = [[] for _ in requests]
@@ -41,7 +70,7 @@ def run_kernel(requests: list[dict], config: dict, step_time: StepTime, max_step
         elif kind == kernel.PREEMPTED:
             lists["preempted"][step].append(i)
         elif kind in (kernel.ADMITTED, kernel.RESUMED):
-            lists["admitted"][step].append([i, 0, int(kind == kernel.RESUMED)])
+            lists["admitted"][step].append([i, tokens, int(kind == kernel.RESUMED)])
         elif kind == kernel.FINISHED:
             lists["finished"][step].append(i)
         else:
@@ -62,25 +91,31 @@ def run_kernel(requests: list[dict], config: dict, step_time: StepTime, max_step
     }
 
 
-def run_naive(requests: list[dict], config: dict, step_time: StepTime, max_steps: int = 200_000) -> dict:
-    def step_ns(num_seqs: int, prefill_tokens: int, kv_read: int, attention: float) -> int:
+def run_naive(
+    requests: list[dict], config: dict, step_time: StepTime, max_steps: int = 200_000, id_block_tokens: int = 16
+) -> dict:
+    def step_ns(num_seqs: int, prefill_tokens: int, kv_read: int, attention: float, num_drafts: int) -> int:
         """The equation once more, in plain Python, so that the kernel's is judged as well."""
         further = step_time.per_prefill_attention_ns * attention
         if prefill_tokens:
             further += step_time.any_prefill_ns + step_time.per_kv_token_mixed_ns * kv_read
         else:
             further += step_time.per_kv_token_ns * kv_read
-        whole = step_time.base_ns + step_time.per_seq_ns * num_seqs
+        whole = step_time.base_ns + step_time.per_seq_ns * num_seqs + step_time.per_draft_token_ns * num_drafts
         return whole + step_time.per_prefill_token_ns * prefill_tokens + round(further)
 
-    result = Engine(requests, config, step_ns, max_steps).run()
+    result = Engine(requests, config, step_ns, max_steps, id_block_tokens).run()
     steps = result["steps"]
+    for step in steps:
+        step["num_draft_tokens"] = sum(step["drafts"])
     names = [*NAMES, "batch", "preempted", "admitted", "finished"]
     return result | {"steps": {name: [step[name] for step in steps] for name in names}}
 
 
-def limits(config: dict) -> kernel.Limits:
+def limits(config: dict, tracks_blocks: bool) -> kernel.Limits:
     """The kernel's limits from a configuration in the recordings' form, past all start-up checks."""
+    spec = config["spec"] or {"method": None, "k": 0}
+    lookahead, extra_inputs, drops_last_hit = METHODS[spec["method"]]
     return kernel.Limits(
         max_num_batched_tokens=config["max_num_batched_tokens"],
         max_num_scheduled_tokens=config["max_num_scheduled_tokens"] or config["max_num_batched_tokens"],
@@ -94,4 +129,10 @@ def limits(config: dict) -> kernel.Limits:
         watermark_blocks=int(config["watermark"] * config["num_blocks"]),
         reserves_full_isl=config["scheduler_reserve_full_isl"],
         is_async=config["async_scheduling"],
+        by_priority=config["policy"] == "priority",
+        tracks_blocks=tracks_blocks,
+        num_spec_tokens=spec["k"],
+        num_lookahead_tokens=lookahead * spec["k"],
+        num_extra_inputs=extra_inputs,
+        drops_last_hit=drops_last_hit,
     )

@@ -1,0 +1,1 @@
+"""What things cost, as ratios against a reference in the same run."""

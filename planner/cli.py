@@ -1,0 +1,408 @@
+"""The `planner` command: the same code as the dashboard, without a browser.
+
+Results go to standard output, progress and messages to standard error. Exit codes: 0 done; 2 bad input or usage;
+3 no candidate meets the targets.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from planner import experiments
+from planner.calibrate import fit_step_time
+from planner.candidates import Candidate
+from planner.engine_config import GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
+from planner.errors import BadPlan
+from planner.export import plan_json, receipt_of, serve_command, without_nan
+from planner.metrics import Spread, Summary, summarise
+from planner.replay import Replay, replay, warm_up
+from planner.search import Objective, Recommendation, recommend
+from planner.slo import Slo
+from planner.step_time import Covered, StepTime, StepTimeFit, read_model, write_model
+from planner.verdict import (
+    binding_constraint,
+    no_op_flags,
+    not_simulated,
+    rejection_sentence,
+    rules_in_force,
+    seconds,
+    slo_sentence,
+    verdict,
+)
+from traces.answers import ReadAnswers
+from traces.errors import InputError
+from traces.read import read_steps, read_trace
+from traces.requests import RequestTrace
+
+OK, BAD_INPUT, NOT_MET = 0, 2, 3
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except InputError as fault:
+        print(fault, file=sys.stderr)
+        return BAD_INPUT
+
+
+def run_tables(_: argparse.Namespace) -> int:
+    """Print the reference experiments as they were published."""
+    print(" budget threshold  long TTFT  short TTFT  ITL p50   p99   max")
+    for budget, threshold in experiments.SETTINGS_A:
+        a = experiments.run_experiment_a(budget, threshold)
+        print(
+            f"{budget:7} {threshold:9} {1e3 * a.long_ttft_s:8.0f}ms {1e3 * a.short_ttft_s:9.0f}ms "
+            f"{1e3 * a.itl_p50_s:6.1f}ms {1e3 * a.itl_p99_s:5.0f} {1e3 * a.itl_max_s:5.0f}"
+        )
+    print(" max_num_seqs  preemptions  recomputed  worst stall  makespan")
+    for num_seqs in experiments.SETTINGS_B:
+        b = experiments.run_experiment_b(num_seqs)
+        print(
+            f"{num_seqs:13} {b.num_preemptions:12} {b.num_recomputed_tokens:11,} "
+            f"{1e3 * b.worst_gap_s:10.0f}ms {b.makespan_s:8.1f}s"
+        )
+    return OK
+
+
+def run_replay(arguments: argparse.Namespace) -> int:
+    """Replay one configuration and print what happened."""
+    trace = _trace(arguments)
+    step_time = _step_time(arguments)
+    config = _config(arguments, EngineConfig())
+    warm_up()
+    run = replay(trace, config, step_time)
+    summary = summarise(run, arguments.itl_ms / 1e3)
+    if arguments.json:
+        _print_json(_replay_document(trace, run, summary, arguments.itl_ms))
+    else:
+        _print_replay(trace, run, summary)
+    return OK
+
+
+def run_calibrate(arguments: argparse.Namespace) -> int:
+    """Fit d and p to a step log."""
+    fit = _fit(arguments.steplog, arguments)
+    if arguments.output:
+        Path(arguments.output).write_text(write_model(fit))
+    if arguments.json:
+        _print_json(json.loads(write_model(fit)))
+    else:
+        _print_fit(fit)
+    return OK
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    """Search the three flags and print the answer."""
+    trace = _trace(arguments)
+    model, covered, known = _model(arguments)
+    today = _config(arguments, known)
+    slo = _slo(arguments)
+    warm_up()
+    plan = recommend(
+        trace,
+        model,
+        today,
+        slo,
+        default_flags=default_flags(arguments.gpu_memory_gib),
+        covered=covered,
+        objective=Objective(arguments.objective),
+        on_progress=_show_progress,
+    )
+    print(file=sys.stderr)
+    document = plan_json(plan, receipt_of(trace))
+    if arguments.output:
+        Path(arguments.output).write_text(document)
+    if arguments.json:
+        print(document)
+    else:
+        _print_plan(plan, today)
+    return OK if plan.best is not None else NOT_MET
+
+
+def _parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    parser = argparse.ArgumentParser(prog="planner", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    tables = commands.add_parser("tables", help="the reference experiments")
+    tables.set_defaults(run=run_tables)
+
+    one = commands.add_parser("replay", help="replay a trace under one configuration")
+    one.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
+    _add_model_options(one)
+    _add_flag_options(one)
+    one.add_argument("--itl-ms", type=float, default=80.0, help="gap above which a stream counts as stalled")
+    one.set_defaults(run=run_replay)
+
+    calibrate = commands.add_parser("calibrate", help="fit d and p to a step log")
+    calibrate.add_argument("steplog", help="server log or table of steps")
+    calibrate.add_argument("--num-gpu-blocks", type=int, help="KV blocks, where the log only gives a usage share")
+    calibrate.add_argument("--block-size", type=int, help="tokens per KV block")
+    calibrate.add_argument("-o", "--output", help="write the model here, for --model")
+    calibrate.set_defaults(run=run_calibrate)
+
+    plan = commands.add_parser("plan", help="find the flags that meet a target")
+    plan.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
+    plan.add_argument("--steps", metavar="STEPLOG", help="server log or table of steps to calibrate from")
+    _add_model_options(plan)
+    _add_flag_options(plan)
+    _add_target_options(plan)
+    plan.add_argument("-o", "--output", help="write the plan here, as JSON")
+    plan.set_defaults(run=run_plan)
+
+    for command in (one, calibrate, plan):
+        command.add_argument("--json", action="store_true", help="print one JSON object")
+        _add_answer_options(command)
+    return parser
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Where the step-time model comes from."""
+    parser.add_argument("--model", metavar="M.json", help="model written by planner calibrate")
+    parser.add_argument("--base-ms", type=float, default=8.0, help="time of every step")
+    parser.add_argument("--per-seq-ms", type=float, default=0.06, help="time per request in the step")
+    parser.add_argument("--per-prefill-token-ms", type=float, default=0.02, help="time per prefill token")
+
+
+def _add_flag_options(parser: argparse.ArgumentParser) -> None:
+    """VLLM's flags; what is not given comes from the step log, or is vLLM's default."""
+    group = parser.add_argument_group("vLLM's flags")
+    for field in fields(EngineConfig):
+        option = "--" + field.name.replace("_", "-")
+        if isinstance(field.default, bool):
+            group.add_argument(option, action=argparse.BooleanOptionalAction, default=None)
+        else:
+            group.add_argument(option, type=float if field.name == "watermark" else int, default=None)
+
+
+def _add_target_options(parser: argparse.ArgumentParser) -> None:
+    """What is wanted, and what decides among the settings that give it."""
+    group = parser.add_argument_group("targets")
+    group.add_argument("--itl-ms", type=float, required=True, help="target inter-token latency")
+    group.add_argument("--itl-percentile", type=float, default=99.0, help="of all gaps, pooled over requests")
+    group.add_argument("--worst-gap-ms", type=float, help="cap on the longest gap of any request")
+    group.add_argument("--ttft-ms", type=float, help="target time to first token")
+    group.add_argument("--ttft-percentile", type=float, default=99.0)
+    group.add_argument("--objective", choices=[o.value for o in Objective], default=Objective.LOWEST_TTFT.value)
+    group.add_argument(
+        "--gpu-memory-gib",
+        type=float,
+        default=80.0,
+        help=f"device memory, decides vLLM's default flags ({'; '.join(tier.label for tier in GPU_TIERS)})",
+    )
+
+
+def _add_answer_options(parser: argparse.ArgumentParser) -> None:
+    """What the user can say about a file that the file itself does not say."""
+    group = parser.add_argument_group("about the files")
+    for field in fields(ReadAnswers):
+        option = "--" + field.name.replace("_", "-")
+        if isinstance(field.default, bool):
+            group.add_argument(option, action="store_true")
+        else:
+            group.add_argument(option)
+
+
+def _answers(arguments: argparse.Namespace) -> ReadAnswers:
+    """The answers given on the command line."""
+    try:
+        return ReadAnswers(**{field.name: getattr(arguments, field.name) for field in fields(ReadAnswers)})
+    except ValueError as fault:
+        raise BadPlan("command line", str(fault)) from fault
+
+
+def _trace(arguments: argparse.Namespace) -> RequestTrace:
+    """The trace, with its notices on standard error."""
+    trace = read_trace(Path(arguments.trace), Path(arguments.trace).name, _answers(arguments))
+    for notice in trace.receipt.notices if trace.receipt else ():
+        print(f"{arguments.trace}: {notice}", file=sys.stderr)
+    return trace
+
+
+def _fit(path: str, arguments: argparse.Namespace) -> StepTimeFit:
+    """A fit to a step log, with its notices on standard error."""
+    log = read_steps(Path(path), Path(path).name, _answers(arguments))
+    num_kv_tokens = None
+    if arguments.num_gpu_blocks is not None:
+        block_size = arguments.block_size or log.facts.block_size or EngineConfig().block_size
+        num_kv_tokens = (arguments.num_gpu_blocks - 1) * block_size
+    fit = fit_step_time(log, num_kv_tokens)
+    for notice in (*(log.receipt.notices if log.receipt else ()), *fit.notices):
+        print(f"{path}: {notice}", file=sys.stderr)
+    return fit
+
+
+def _step_time(arguments: argparse.Namespace) -> StepTime:
+    """The model given as a file or as three numbers."""
+    if arguments.model:
+        return read_model(Path(arguments.model).read_text(), arguments.model)[0]
+    milliseconds = (arguments.base_ms, arguments.per_seq_ms, arguments.per_prefill_token_ms)
+    if min(milliseconds) < 0:
+        raise BadPlan("command line", "--base-ms, --per-seq-ms and --per-prefill-token-ms must not be negative")
+    return StepTime(*(round(value * 1e6) for value in milliseconds))
+
+
+def _model(arguments: argparse.Namespace) -> tuple[StepTimeFit | StepTime, Covered | None, EngineConfig]:
+    """The model to plan with, the range it covers, and what its log says of today's flags."""
+    if arguments.steps:
+        log = read_steps(Path(arguments.steps), Path(arguments.steps).name, _answers(arguments))
+        return _fit(arguments.steps, arguments), None, flags_from_facts(log.facts)
+    if arguments.model:
+        return *read_model(Path(arguments.model).read_text(), arguments.model), EngineConfig()
+    raise BadPlan("command line", "a plan needs --steps STEPLOG or --model M.json")
+
+
+def _config(arguments: argparse.Namespace, known: EngineConfig) -> EngineConfig:
+    """`known`, with the flags given on the command line in place."""
+    given = {f.name: getattr(arguments, f.name) for f in fields(EngineConfig)}
+    return EngineConfig(**{**asdict(known), **{k: v for k, v in given.items() if v is not None}})
+
+
+def _slo(arguments: argparse.Namespace) -> Slo:
+    """The targets given on the command line."""
+    if not arguments.itl_ms > 0:
+        raise BadPlan("command line", f"--itl-ms is {arguments.itl_ms}; a target must be above 0")
+    for name in ("itl_percentile", "ttft_percentile"):
+        if not 0 < getattr(arguments, name) <= 100:
+            raise BadPlan("command line", f"--{name.replace('_', '-')} must be above 0 and at most 100")
+    return Slo(
+        itl_s=arguments.itl_ms / 1e3,
+        itl_percentile=arguments.itl_percentile / 100,
+        worst_gap_s=None if arguments.worst_gap_ms is None else arguments.worst_gap_ms / 1e3,
+        ttft_s=None if arguments.ttft_ms is None else arguments.ttft_ms / 1e3,
+        ttft_percentile=arguments.ttft_percentile / 100,
+    )
+
+
+def _show_progress(num_done: int, num_planned: int, newest: Candidate | None) -> None:
+    """One line on standard error, rewritten."""
+    config = newest.engine_config if newest else None
+    name = f"budget {config.max_num_batched_tokens}, seats {config.max_num_seqs}" if config else ""
+    print(f"\r{num_done}/{num_planned} replays  {name:40}", end="", file=sys.stderr, flush=True)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    """One JSON object, NaN as null."""
+    print(json.dumps(without_nan(document), indent=2, sort_keys=True))
+
+
+def _milliseconds(spread: Spread) -> dict[str, float]:
+    """A latency spread in vLLM's own unit."""
+    return {name.removesuffix("_s"): 1e3 * value for name, value in asdict(spread).items()}
+
+
+def _replay_document(trace: RequestTrace, run: Replay, summary: Summary, itl_ms: float) -> dict[str, Any]:
+    """The JSON of `planner replay`."""
+    return {
+        "requests": summary.num_requests,
+        "finished": summary.num_finished,
+        "never_run": summary.num_never_run,
+        "never_run_rows": trace.source_row[run.never_runs].tolist(),
+        "outcome": summary.outcome,
+        "unstable": summary.is_unstable,
+        "steps": summary.num_steps,
+        "preemptions": summary.num_preemptions,
+        "preempted_requests": int((run.num_preemptions > 0).sum()),
+        "recomputed_tokens": summary.num_recomputed_tokens,
+        "gaps": summary.num_gaps,
+        "itl_ms": _milliseconds(summary.itl),
+        "worst_gap_ms": 1e3 * summary.itl.max_s,
+        "stalled_s": summary.stalled_s,
+        "stalled_above_ms": itl_ms,
+        "ttft_ms": _milliseconds(summary.ttft),
+        "tpot_ms": _milliseconds(summary.tpot),
+        "e2e_ms": _milliseconds(summary.e2e),
+        "queue_ms": _milliseconds(summary.queue),
+        "output_tokens_per_s": summary.output_tokens_per_s,
+        "requests_per_s": summary.requests_per_s,
+        "makespan_s": summary.makespan_s,
+        "peak_running": summary.peak_running,
+        "peak_kv_usage": summary.peak_kv_usage,
+        "kernel_seconds": run.kernel_seconds,
+        "flags": asdict(run.engine_config),
+        "step_time": run.step_time._asdict(),
+        "trace": {"digest": trace.digest, "receipt": receipt_of(trace)},
+        "simulated": {
+            "vllm": VLLM_VERSION,
+            "rules": list(rules_in_force(run.engine_config)),
+            "not_simulated": list(not_simulated()),
+        },
+    }
+
+
+def _print_replay(trace: RequestTrace, run: Replay, summary: Summary) -> None:
+    """What happened, for people."""
+    print(f"Simulated: {'; '.join(rules_in_force(run.engine_config))}.")
+    print(f"{summary.num_finished:,} of {summary.num_requests:,} requests finished in {seconds(summary.makespan_s)}.")
+    if summary.num_never_run:
+        rows = ", ".join(str(row + 1) for row in trace.source_row[run.never_runs][:10])
+        print(f"{summary.num_never_run:,} requests can never run under these flags (data rows {rows}).")
+    if summary.is_unstable:
+        print("Unstable: the queue grows for as long as the trace lasts; the latencies depend on its length.")
+    for name, spread in (
+        ("ITL, pooled gaps", summary.itl),
+        ("TTFT, queueing included", summary.ttft),
+        ("TPOT, per request", summary.tpot),
+        ("E2E", summary.e2e),
+    ):
+        print(
+            f"{name:24} p50 {seconds(spread.p50_s):>8}  p90 {seconds(spread.p90_s):>8}  "
+            f"p99 {seconds(spread.p99_s):>8}  max {seconds(spread.max_s):>8}"
+        )
+    print(
+        f"{summary.num_steps:,} steps, {summary.num_preemptions:,} preemptions, "
+        f"{summary.num_recomputed_tokens:,} tokens recomputed, at most {summary.peak_running:,} running, "
+        f"KV use up to {100 * summary.peak_kv_usage:.0f} %."
+    )
+
+
+def _print_fit(fit: StepTimeFit) -> None:
+    """The fit, for people."""
+    print(f"{fit.source}: {int(fit.kept.sum()):,} of {fit.num_steps:,} steps used")
+    for reason, num in fit.left_out:
+        print(f"  left out: {num:,} {reason}")
+    print(f"d = {seconds(fit.typical_decode_s)} for a decode-only step of {fit.typical_num_seqs} requests")
+    for coefficient in fit.coefficients:
+        print(
+            f"  {coefficient.name:24} {seconds(coefficient.value):>9}  "
+            f"(95 %: {seconds(coefficient.low)} to {seconds(coefficient.high)})"
+        )
+    print(
+        f"error on held-out steps: mean {100 * fit.held_out_mape:.1f} %, p95 {100 * fit.held_out_p95:.1f} %; "
+        f"predicted total time {100 * fit.total_time_ratio:.1f} % of measured"
+    )
+
+
+def _print_plan(plan: Recommendation, today: EngineConfig) -> None:
+    """The answer, for people."""
+    print(verdict(plan).sentence)
+    if plan.probability_met is not None:
+        print(f"Met under {100 * plan.probability_met:.0f} % of the draws of the fitted coefficients.")
+    if plan.best is not None:
+        print(f"\n{serve_command(plan.best.engine_config, today)}\n")
+    print(f"Target: {slo_sentence(plan.slo, plan.objective)}")
+    print(f"Why: {' '.join([binding_constraint(plan), *no_op_flags(plan)])}")
+    if plan.extrapolated_share:
+        print(f"{100 * plan.extrapolated_share:.1f} % of the steps lie outside the calibrated range.")
+    columns = [("today", plan.today), ("recommended", plan.best or plan.closest), ("vLLM default", plan.vllm_default)]
+    for name, candidate in columns:
+        summary = candidate.summary
+        c = candidate.engine_config
+        print(
+            f"{name:13} {c.max_num_batched_tokens:6} / {c.max_num_seqs:4} / {c.long_prefill_token_threshold:5}  "
+            f"ITL p50 {seconds(summary.itl.p50_s)}, p99 {seconds(summary.itl.p99_s)}, "
+            f"worst {seconds(summary.itl.max_s)}; TTFT p50 {seconds(summary.ttft.p50_s)}, "
+            f"p99 {seconds(summary.ttft.p99_s)}; {summary.num_preemptions:,} preemptions"
+        )
+    reasons: dict[str, int] = {}
+    for _, rejection in plan.losers:
+        reasons[rejection.reason.value] = reasons.get(rejection.reason.value, 0) + 1
+    print(f"Losers: {', '.join(f'{num} {reason}' for reason, num in sorted(reasons.items()))}.")
+    if plan.best is None:
+        for violation in plan.closest.violations:
+            print(f"Closest: {rejection_sentence(violation)}")

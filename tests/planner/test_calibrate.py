@@ -1,0 +1,481 @@
+"""Calibration against logs whose truth is known, the odd files, and whatever real logs are at hand."""
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shared import Case, cases, files
+
+from planner.calibrate import fit_step_time
+from planner.errors import BadPlan, UnfitStepLog
+from planner.step_time import StepTime, StepTimeFit, read_model, write_model
+from traces.errors import InputError
+from traces.read import read_steps
+from traces.receipt import Receipt
+from traces.steps import ServerFacts, StepLog
+
+TRUTH = StepTime(base_ns=8_000_000, per_seq_ns=60_000, per_prefill_token_ns=20_000)
+WITH_KV = TRUTH._replace(per_kv_token_ns=40.0, per_kv_token_mixed_ns=90.0)
+
+
+def synthetic_log(
+    truth: StepTime = TRUTH,
+    *,
+    seed: int = 0,
+    num_steps: int = 600,
+    noise: float = 0.1,
+    memory: float = 0.0,
+    share_prefill: float = 0.2,
+) -> StepLog:
+    """Steps with a drifting batch and random chunks; right-skewed noise of mean 1, each step remembering the last."""
+    rng = np.random.default_rng(seed)
+    decodes = np.clip(24 + np.cumsum(rng.integers(-2, 3, num_steps)), 1, 64)
+    has_prefill = rng.random(num_steps) < share_prefill
+    tokens = np.where(has_prefill, np.clip(rng.lognormal(5.5, 1.0, num_steps), 1, 2048).astype(np.int64), 0)
+    context = decodes * np.clip(rng.normal(800.0, 250.0, num_steps), 50.0, None)
+    attention = tokens * (rng.integers(0, 8000, num_steps) + tokens / 2)
+    mean_s = 1e-9 * (
+        truth.base_ns
+        + truth.per_seq_ns * (decodes + has_prefill)
+        + truth.per_prefill_token_ns * tokens
+        + truth.any_prefill_ns * has_prefill
+        + np.where(has_prefill, truth.per_kv_token_mixed_ns, truth.per_kv_token_ns) * context
+        + truth.per_prefill_attention_ns * attention
+    )
+    shocks = rng.standard_normal(num_steps)
+    for i in range(1, num_steps):
+        shocks[i] = memory * shocks[i - 1] + np.sqrt(1 - memory**2) * shocks[i]
+    sigma = np.sqrt(np.log1p(noise**2))
+    return StepLog(
+        step_s=mean_s * np.exp(sigma * shocks - sigma**2 / 2),
+        num_prefill_reqs=has_prefill.astype(np.int64),
+        prefill_tokens=tokens,
+        num_decode_reqs=decodes,
+        source_row=np.arange(num_steps),
+        kv_decode_tokens=context,
+        prefill_attention=attention,
+    )
+
+
+def values(fit: StepTimeFit) -> dict[str, float]:
+    """Coefficients by name, seconds per unit."""
+    return {coefficient.name: coefficient.value for coefficient in fit.coefficients}
+
+
+def refused(log: StepLog) -> UnfitStepLog:
+    """Return the refusal that fitting this log must end in."""
+    with pytest.raises(UnfitStepLog) as refusal:
+        fit_step_time(log)
+    return refusal.value
+
+
+# Truth is recovered
+
+
+def test_recovers_the_three_terms():
+    fit = fit_step_time(synthetic_log(noise=0.02))
+
+    assert values(fit) == pytest.approx({"base": 8e-3, "per_seq": 60e-6, "per_prefill_token": 20e-6}, rel=0.03)
+    assert fit.step_time[:3] == pytest.approx(TRUTH[:3], rel=0.03)
+    assert fit.held_out_mape == pytest.approx(0.016, abs=0.003)
+    assert fit.typical_decode_s == pytest.approx(8e-3 + 60e-6 * fit.typical_num_seqs, rel=0.01)
+    assert fit.kept.all()
+    assert fit.left_out == ()
+
+
+def test_recovers_both_kv_slopes_and_attention():
+    truth = WITH_KV._replace(per_prefill_attention_ns=2.0)
+
+    fit = fit_step_time(synthetic_log(truth, num_steps=3000, noise=0.02))
+
+    assert values(fit) == pytest.approx(
+        {
+            "base": 8e-3,
+            "per_seq": 60e-6,
+            "per_prefill_token": 20e-6,
+            "per_kv_token": 40e-9,
+            "per_kv_token_mixed": 90e-9,
+            "per_prefill_attention": 2e-9,
+        },
+        rel=0.05,
+    )
+
+
+def test_recovers_an_offset_of_any_prefill():
+    fit = fit_step_time(synthetic_log(TRUTH._replace(any_prefill_ns=5e6), num_steps=2000, noise=0.02))
+
+    assert values(fit)["any_prefill"] == pytest.approx(5e-3, rel=0.05)
+    assert values(fit)["per_prefill_token"] == pytest.approx(20e-6, rel=0.05)
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.8])
+@pytest.mark.parametrize("seed", range(5))
+def test_adds_no_term_that_is_not_there(seed, memory):
+    fit = fit_step_time(synthetic_log(seed=seed, memory=memory))
+
+    assert list(values(fit)) == ["base", "per_seq", "per_prefill_token"]
+
+
+def test_kv_usage_stands_in_for_kv_tokens():
+    log = synthetic_log(WITH_KV, num_steps=2000, noise=0.02)
+    assert log.kv_decode_tokens is not None
+    usage = replace(log, kv_decode_tokens=None, kv_usage=log.kv_decode_tokens / 160_000)
+    sized = replace(usage, facts=ServerFacts(num_gpu_blocks=10_001, block_size=16))
+
+    for fit in (fit_step_time(usage, num_kv_tokens=160_000), fit_step_time(sized)):
+        assert values(fit)["per_kv_token"] == pytest.approx(40e-9, rel=0.05)
+        assert any("approximated by KV cache usage × 160,000 tokens" in notice for notice in fit.notices)
+    unsized = fit_step_time(usage)
+    assert "per_kv_token" not in values(unsized)
+    assert any("Give the size in tokens" in notice for notice in unsized.notices)
+    assert np.isnan(unsized.covered.max_kv_decode_tokens)
+
+
+def test_a_weighted_row_counts_as_that_many_steps():
+    log = synthetic_log(num_steps=200)
+    twice = np.repeat(np.arange(200), 2)
+    repeated = StepLog(
+        log.step_s[twice], log.num_prefill_reqs[twice], log.prefill_tokens[twice], log.num_decode_reqs[twice], twice
+    )
+    weighted = replace(log, kv_decode_tokens=None, prefill_attention=None, weight=np.full(200, 2.0))
+
+    assert fit_step_time(weighted).step_time == fit_step_time(repeated).step_time
+
+
+# Means are kept, and the uncertainty is honest
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.6])
+def test_predicts_the_total_time_of_right_skewed_steps(noise):
+    log = synthetic_log(WITH_KV, num_steps=1500, noise=noise)
+
+    fit = fit_step_time(log)
+
+    assert fit.total_time_ratio == pytest.approx(1.0, abs=1e-4)
+    for kind in (log.prefill_tokens == 0, log.prefill_tokens > 0):
+        total_s = np.sum(log.step_s[fit.kept & kind])
+        assert np.sum(fit.predicted_s[fit.kept & kind]) == pytest.approx(total_s, rel=1e-4)
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.6])
+def test_intervals_cover_the_truth(memory):
+    truth = {"base": 8e-3, "per_seq": 60e-6, "per_prefill_token": 20e-6}
+    covered = dict.fromkeys(truth, 0)
+    for seed in range(60):
+        fit = fit_step_time(synthetic_log(seed=seed, num_steps=400, memory=memory))
+        for coefficient in fit.coefficients:
+            covered[coefficient.name] += coefficient.low <= truth[coefficient.name] <= coefficient.high
+
+    # 95 % of 60 is 57; fewer than 51 has a chance of 1 in 100.
+    assert min(covered.values()) >= 51
+
+
+def test_draws_carry_the_intervals():
+    fit = fit_step_time(synthetic_log())
+
+    assert fit.draws.shape == (400, 7)
+    spread = np.quantile(fit.draws, [0.025, 0.975], axis=0)
+    for column, coefficient in enumerate(fit.coefficients):
+        assert coefficient.low == pytest.approx(spread[0, column], rel=0.05)
+        assert coefficient.high == pytest.approx(spread[1, column], rel=0.05)
+    assert not fit.draws[:, 3:].any()
+
+
+def test_same_log_same_bytes():
+    first, second = (fit_step_time(synthetic_log(WITH_KV)) for _ in range(2))
+
+    assert write_model(first) == write_model(second)
+    assert first.draws.tobytes() == second.draws.tobytes()
+
+
+# What is left out
+
+
+def test_leaves_out_warm_up_outliers_and_idle_steps_and_says_so():
+    log = synthetic_log(num_steps=1000, noise=0.05)
+    step_s, decodes = log.step_s.copy(), log.num_decode_reqs.copy()
+    step_s[0] *= 20
+    step_s[500] *= 3000
+    idle = np.flatnonzero(log.prefill_tokens == 0)[-3:]
+    decodes[idle] = 0
+
+    fit = fit_step_time(replace(log, step_s=step_s, num_decode_reqs=decodes))
+
+    assert [num_steps for _, num_steps in fit.left_out] == [3, 1, 1]
+    assert np.flatnonzero(~fit.kept).tolist() == sorted([0, 500, *idle])
+    assert any("outliers: 1 of 997 steps" in notice and "% of the logged time" in notice for notice in fit.notices)
+    assert values(fit)["base"] == pytest.approx(8e-3, rel=0.05)
+
+
+def test_many_slow_steps_are_no_outliers():
+    log = synthetic_log(num_steps=1000, noise=0.05)
+    step_s = log.step_s.copy()
+    step_s[10::20] *= 6
+
+    fit = fit_step_time(replace(log, step_s=step_s))
+
+    assert fit.kept.all()
+    assert any("they are kept" in notice for notice in fit.notices)
+    assert fit.total_time_ratio == pytest.approx(1.0, abs=1e-4)
+
+
+# What the log cannot tell
+
+
+def test_a_batch_that_never_varies_leaves_per_seq_at_zero():
+    log = synthetic_log()
+
+    fit = fit_step_time(replace(log, num_decode_reqs=np.full(len(log), 16)))
+
+    assert fit.step_time.per_seq_ns == 0
+    assert any("Decode-only steps all have the same batch" in notice for notice in fit.notices)
+
+
+def test_context_that_follows_the_batch_is_not_told_apart():
+    log = synthetic_log(WITH_KV)
+    fit = fit_step_time(replace(log, kv_decode_tokens=log.num_decode_reqs * 800.0))
+
+    assert any("Context grows in step with the batch" in notice for notice in fit.notices)
+
+
+def test_prefill_that_does_not_cost_in_proportion_is_pointed_out():
+    log = synthetic_log(num_steps=3000, noise=0.02)
+    flat = np.where((log.prefill_tokens > 64) & (log.prefill_tokens <= 128), 0.5, 1.0)
+
+    fit = fit_step_time(replace(log, step_s=log.step_s * flat))
+
+    assert any("steps of 65 to 128 are predicted" in notice for notice in fit.notices)
+
+
+def test_elapsed_times_carry_a_caution():
+    receipt = Receipt("s.log", "0" * 64, "log", 0, 0, (("step_time", "iteration elapsed time"),), "ms", "printed")
+    log = replace(synthetic_log(), receipt=receipt)
+
+    fit = fit_step_time(log)
+
+    assert fit.source == "s.log (00000000)"
+    assert any("wait for the result" in notice for notice in fit.notices)
+
+
+# Refusals
+
+
+def test_too_few_steps():
+    assert "too few steps: 20" in str(refused(synthetic_log(num_steps=20)))
+
+
+def test_every_problem_is_told_at_once():
+    log = synthetic_log(num_steps=20)
+    problems = refused(replace(log, prefill_tokens=np.zeros(20, np.int64))).problems
+
+    assert [problem.column for problem in problems] == [None, "prefill_tokens"]
+
+
+def test_no_decode_only_steps():
+    log = synthetic_log()
+    refusal = refused(replace(log, prefill_tokens=log.prefill_tokens + 1))
+    assert "no decode-only steps" in str(refusal)
+    assert "constant" not in str(refusal)
+
+
+def test_constant_prefill():
+    log = synthetic_log()
+    assert "prefill tokens are constant (512" in str(refused(replace(log, prefill_tokens=np.full(len(log), 512))))
+
+
+def test_no_prefill_still_shows_d():
+    log = synthetic_log(share_prefill=0.0, noise=0.02)
+    shown = re.search(r"d can be seen: ([\d.]+) ms at (\d+) running", str(refused(log)))
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(8 + 0.06 * int(shown[2]), rel=0.02)
+
+
+@pytest.mark.parametrize("factor", [1e5, 1e-5])
+def test_times_that_no_engine_has(factor):
+    log = synthetic_log()
+    assert "Check the unit" in str(refused(replace(log, step_s=log.step_s * factor)))
+
+
+def test_times_that_asynchronous_scheduling_hid():
+    log = synthetic_log()
+    step_s = np.where(np.arange(len(log)) % 5, 3e-5, log.step_s)
+
+    refusal = refused(replace(log, step_s=step_s))
+
+    (problem,) = refusal.problems
+    assert "asynchronous scheduling" in problem.found
+    assert problem.rows[:2] == (1, 2)
+    assert problem.num_rows >= 0.75 * len(log)
+
+
+def test_a_few_waits_are_outliers():
+    log = synthetic_log(num_steps=1000)
+    step_s = log.step_s.copy()
+    step_s[200:210] = 3e-5
+
+    assert (~fit_step_time(replace(log, step_s=step_s)).kept).sum() == 10
+
+
+def test_falling_times_are_refused_not_clamped():
+    log = synthetic_log()
+    refusal = refused(replace(log, step_s=0.03 - log.prefill_tokens * 5e-6 + log.num_decode_reqs * 1e-5))
+    assert "a negative slope is not physical" in str(refusal)
+
+
+def test_times_that_do_not_know_of_prefill():
+    log = synthetic_log(noise=0.05)
+    step_s = np.where(log.prefill_tokens > 0, 0.99, 1.0) * (8e-3 + 60e-6 * log.num_decode_reqs)
+    assert "per token" in str(refused(replace(log, step_s=step_s)))
+
+
+# The model file
+
+
+def test_a_model_file_gives_back_what_the_plan_stands_on():
+    fit = fit_step_time(synthetic_log(WITH_KV))
+
+    saved = read_model(write_model(fit))
+
+    assert saved.step_time == fit.step_time
+    assert saved.covered == fit.covered
+    assert saved.coefficients == fit.coefficients
+    assert (saved.typical_num_seqs, saved.typical_decode_s) == (fit.typical_num_seqs, fit.typical_decode_s)
+    assert (saved.source, saved.digest) == (fit.source, fit.digest)
+    assert [type(value) for value in saved.step_time] == [type(value) for value in fit.step_time]
+
+
+def test_a_model_without_context_reads_back():
+    log = replace(synthetic_log(), kv_decode_tokens=None)
+    saved = read_model(write_model(fit_step_time(log)))
+    assert saved.covered is not None
+    assert np.isnan(saved.covered.max_kv_decode_tokens)
+
+
+def test_the_least_model_by_hand():
+    text = '{"version": 1, "step_time": {"base_ns": 8000000, "per_seq_ns": 60000, "per_prefill_token_ns": 20000}}'
+    saved = read_model(text, "mine.json")
+    assert saved.step_time == TRUTH
+    assert saved.covered is None
+    assert saved.source == "mine.json, written by hand"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("step_s\n0.1", "not JSON"),
+        ("[1]", 'without "step_time"'),
+        ('{"version": 9, "step_time": {}}', "version: found 9; allowed: 1"),
+        ('{"version": 1, "step_time": 8}', "step_time: found 8; allowed: an object"),
+        ('{"version": 1, "step_time": {"base_ns": -1}}', "step_time.base_ns: found -1"),
+        ('{"version": 1, "step_time": {"base_ns": 1.5}}', "step_time.base_ns: found 1.5; allowed: a whole number"),
+        ('{"version": 1, "step_time": {"base_ns": true}}', "step_time.base_ns: found True"),
+        ('{"version": 1, "step_time": {"base_ns": Infinity}}', "step_time.base_ns: found inf"),
+        ('{"version": 1, "step_time": {"base_ns": 1}}', "step_time.per_seq_ns: found nothing"),
+        ('{"version": 1, "step_time": {"base_ms": 8}}', "unknown 'base_ms'"),
+        ('{"version": 1, "step_time": {"base_ns": 0, "per_seq_ns": 0}}', "both 0"),
+        ('{"version": 1, "step_time": {}, "covered": {}}', "covered.max_num_seqs: found nothing"),
+        ('{"version": 1, "step_time": {}, "coefficients_s": 3}', "coefficients_s: allowed: a list"),
+        ('{"version": 1, "step_time": {}, "coefficients_s": [{"name": "base"}]}', "coefficients_s[0].low"),
+    ],
+)
+def test_a_bad_model_file_is_refused(text, said):
+    with pytest.raises(BadPlan) as refusal:
+        read_model(text, "mine.json")
+    assert said in str(refusal.value)
+    assert str(refusal.value).startswith("mine.json: ")
+
+
+# Files
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize("case", cases("steplog"))
+def test_case(case: Case):
+    if case.sidecar["must"] == "refuse":
+        with pytest.raises(InputError) as refusal:
+            fit_step_time(read_steps(case.path, case.path.name))
+        assert_refused(refusal.value, case.sidecar)
+        return
+    fit = fit_step_time(read_steps(case.path, case.path.name))
+    expected = case.sidecar["fit"]
+    assert fit.typical_decode_s * 1e3 == pytest.approx(expected["d_ms"], rel=expected["d_rel_tol"])
+    if "p_ms_per_token" in expected:
+        p_ms = values(fit)["per_prefill_token"] * 1e3
+        assert p_ms == pytest.approx(expected["p_ms_per_token"], rel=expected["p_rel_tol"])
+    if any("show its interval" in notice for notice in case.sidecar.get("notices", ())):
+        p = fit.coefficients[-1]
+        assert (p.high - p.low) / (2 * p.value) > 0.3
+        assert any(notice.startswith("p is not well determined") for notice in fit.notices)
+
+
+def assert_refused(refusal: InputError, sidecar: dict) -> None:
+    expected = sidecar["refuse"]
+    assert isinstance(refusal, UnfitStepLog)
+    assert any(word in str(refusal) for word in expected["say_any"])
+    assert expected["column"] in [problem.column for problem in refusal.problems]
+    if expected["row0"] is not None:
+        assert expected["row0"] in refusal.problems[0].rows
+    if "fit_partial" in sidecar:
+        assert f"d can be seen: {sidecar['fit_partial']['d_ms']} ms" in str(refusal)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("path", files("data/step_logs/*") + files("data/formats/*iteration_log*"))
+def test_public_log_is_fitted_or_refused(path: Path):
+    fitted_or_refused(path)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("path", files("data/step_logs/BAD_*"))
+def test_async_spans_are_refused(path: Path):
+    assert "asynchronous scheduling" in str(refused(read_steps(path, path.name)))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("path", files("data/step_logs/opsum_*"))
+def test_measured_kernels_are_fitted_well(path: Path):
+    log = read_steps(path, path.name)
+
+    fit = fit_step_time(log)
+
+    decode = log.prefill_tokens == 0
+    miss = np.abs(fit.predicted_s / log.step_s - 1)
+    assert {"per_kv_token", "per_kv_token_mixed", "per_prefill_attention"} <= values(fit).keys()
+    assert miss[decode].mean() < 0.04
+    assert np.median(miss) < 0.08
+    assert fit.held_out_mape < 0.11
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("path", files("measured/*/server.log.gz"))
+def test_log_of_a_real_server_is_fitted(path: Path):
+    fit = fitted_or_refused(path)
+    assert fit is not None
+    assert fit.kept.mean() > 0.99
+    assert 8e-3 < fit.typical_decode_s < 20e-3
+    assert 150e-6 < values(fit)["per_prefill_token"] < 250e-6
+    assert any("wait for the result" in notice for notice in fit.notices)
+
+
+def fitted_or_refused(path: Path) -> StepTimeFit | None:
+    try:
+        fit = fit_step_time(read_steps(path, path.name))
+    except InputError:
+        return None
+    assert fit.total_time_ratio == pytest.approx(1.0, abs=1e-3)
+    assert min(fit.step_time) >= 0
+    assert fit.step_time.per_prefill_token_ns > 0
+    for coefficient in fit.coefficients:
+        assert coefficient.low <= coefficient.value <= coefficient.high
+    return fit
+
+
+@pytest.mark.speed
+def test_twenty_thousand_steps_take_under_two_seconds():
+    log = synthetic_log(WITH_KV, num_steps=20_000)
+    started = time.perf_counter()
+    fit_step_time(log)
+    assert time.perf_counter() - started < 2.0

@@ -1,0 +1,359 @@
+"""The door: bytes of any accepted form become a checked `RequestTrace` or `StepLog`."""
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from traces.answers import NO_ANSWERS, ReadAnswers
+from traces.checks import (
+    NUM_ROWS_NAMED,
+    Judged,
+    Mask,
+    arrival_notices,
+    check_amounts,
+    check_counts,
+    in_time_order,
+    row_names,
+)
+from traces.errors import BadData, NeedsAnswer, Problem, Question, UnreadableFile
+from traces.formats import STEP_ROLES_NEEDED, StepColumns, TraceColumns, recognise_steps, recognise_trace
+from traces.receipt import Dropped, Receipt
+from traces.requests import RequestTrace
+from traces.server_log import LogSteps, is_server_log, parse_server_log
+from traces.steps import StepLog
+from traces.tables import Decoded, OpenedFile, Source, columns_of, decode, open_file
+from traces.units import NS_PER_UNIT, Arrivals, Times, decide_arrivals, read_times, unit_in_name, unit_question
+
+
+def read_trace(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) -> RequestTrace:
+    """Read a request trace.
+
+    Parameters
+    ----------
+    file : bytes, memoryview or path
+        Parquet, CSV or JSON lines, each also gzip- or zstd-compressed; told apart by content.
+    file_name : str
+        As the user named it; for messages and the receipt.
+    answers : ReadAnswers
+        What the user said about the file.
+
+    Returns
+    -------
+    RequestTrace
+        At least one request, with a receipt.
+
+    Raises
+    ------
+    UnreadableFile
+        Not a file we can open, or no column is known.
+    BadData
+        Columns or rows are wrong; lists every fault.
+    NeedsAnswer
+        The file alone does not settle its meaning.
+    """
+    opened = open_file(file, file_name)
+    if opened.text is not None and is_server_log(opened.text):
+        raise UnreadableFile(file_name, "this is a vLLM server log: it holds engine steps, give it as the step log.")
+    schema = columns_of(opened, file_name)
+    columns = recognise_trace(schema, opened.form, answers, file_name)
+    decoded = decode(opened, schema, [columns.arrival, columns.prompt, columns.output], file_name)
+    if not decoded.num_rows:
+        raise _no_rows(file_name, "no requests")
+    times = read_times(decoded.table[columns.arrival], columns.arrival, decoded.rows)
+    output = check_counts(decoded.table[columns.output], columns.output, decoded.rows, least=0)
+    failed = ~output.bad & (output.values == 0)
+    prompt = check_counts(decoded.table[columns.prompt], columns.prompt, decoded.rows, least=1, excused=failed)
+    problems = (*decoded.problems, *times.problems, *prompt.problems, *output.problems)
+    dropped = _dropped(problems, answers, file_name)
+    good = ~(times.bad | prompt.bad | output.bad)
+    failed &= good
+    keep = good & ~failed
+    if not keep.any():
+        raise _no_rows(file_name, "no requests with output tokens")
+    arrivals = _decide(times.kept(keep), columns, answers, file_name)
+    return _trace(
+        arrivals,
+        (prompt.values[keep], output.values[keep], decoded.rows[keep]),
+        answers.clock_change,
+        Receipt(
+            file_name=file_name,
+            file_digest=opened.digest,
+            layout=f"{columns.layout}, {opened.form}",
+            num_rows=decoded.num_rows,
+            num_kept=int(keep.sum()),
+            columns=(("arrival", columns.arrival), ("prompt", columns.prompt), ("output", columns.output)),
+            time_unit=arrivals.unit,
+            time_unit_reason=arrivals.reason,
+            dropped=dropped + _failed(decoded.rows[failed]),
+            notices=columns.notices + _failed_notice(decoded.rows[failed]),
+        ),
+    )
+
+
+def read_steps(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) -> StepLog:
+    """Read a step log: vLLM's own server log, or a table with one row per engine step.
+
+    Parameters
+    ----------
+    file : bytes, memoryview or path
+        A server log (text or JSON lines) or a table in Parquet, CSV or JSON lines, each also compressed.
+    file_name : str
+        As the user named it; for messages and the receipt.
+    answers : ReadAnswers
+        What the user said about the file.
+
+    Returns
+    -------
+    StepLog
+        At least one step, with what the log says about the server and a receipt.
+
+    Raises
+    ------
+    UnreadableFile
+        Not a file we can open, or no column is known.
+    BadData
+        Columns or rows are wrong; lists every fault.
+    NeedsAnswer
+        The file alone does not settle its meaning.
+    """
+    opened = open_file(file, file_name)
+    if opened.text is not None and is_server_log(opened.text):
+        return _steps_of_log(opened, file_name)
+    schema = columns_of(opened, file_name)
+    columns = recognise_steps(schema, opened.form, answers, file_name)
+    decoded = decode(opened, schema, [column for _, column in columns.by_role], file_name)
+    if not decoded.num_rows:
+        raise _no_rows(file_name, "no steps")
+    return _steps_of_table(opened, columns, decoded, answers, file_name)
+
+
+def _decide(times: Times, columns: TraceColumns, answers: ReadAnswers, file_name: str) -> Arrivals:
+    """Decide the unit of the arrivals, or raise what stands against it."""
+    decision = decide_arrivals(times, columns.stated, answers.arrival_unit, answers.same_day)
+    if isinstance(decision, Question):
+        taken = f"Columns taken: {columns.arrival!r}, {columns.prompt!r}, {columns.output!r}."
+        raise NeedsAnswer(file_name, (replace(decision, text=f"{taken} {decision.text}"),))
+    if isinstance(decision, Problem):
+        raise BadData(file_name, (decision,))
+    return decision
+
+
+def _trace(
+    arrivals: Arrivals,
+    values: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]],
+    clock_change: str | None,
+    receipt: Receipt,
+) -> RequestTrace:
+    """Sort by arrival and say what was done."""
+    prompt_tokens, output_tokens, rows = values
+    ordered = in_time_order(arrivals.ns, rows, arrivals.naive, clock_change)
+    if isinstance(ordered, Question):
+        raise NeedsAnswer(receipt.file_name, (ordered,))
+    arrival_ns, order, order_notices = ordered
+    return RequestTrace(
+        arrival_s=arrival_ns / 1e9,
+        prompt_tokens=prompt_tokens[order],
+        output_tokens=output_tokens[order],
+        source_row=rows[order],
+        receipt=replace(receipt, notices=receipt.notices + order_notices + arrival_notices(arrival_ns)),
+    )
+
+
+def _steps_of_log(opened: OpenedFile, file_name: str) -> StepLog:
+    """Steps from a server log."""
+    assert opened.text is not None
+    log = parse_server_log(opened.text.decode("utf-8", errors="replace"))
+    if not len(log.line):
+        raise UnreadableFile(
+            file_name,
+            "a vLLM server log without iteration lines. Start the server with --enable-logging-iteration-details, "
+            "let it serve some minutes of traffic, and give the new log.",
+        )
+    keep, dropped, notices = _steps_to_keep(log)
+    if not keep.any():
+        raise _no_rows(file_name, "no steps with work")
+    prefill_reqs, prefill_tokens, decode_reqs, _, elapsed_ms, kv_percent = log.columns[keep].T
+    receipt = Receipt(
+        file_name=file_name,
+        file_digest=opened.digest,
+        layout="vLLM server log" + (", JSON lines" if b'"message": "' in opened.text else ", text"),
+        num_rows=len(log.line) + len(log.cut_off),
+        num_kept=int(keep.sum()),
+        columns=(("step_time", "iteration elapsed time"),),
+        time_unit="ms",
+        time_unit_reason="printed in the line",
+        dropped=dropped,
+        notices=log.notices + notices,
+    )
+    return StepLog(
+        step_s=elapsed_ms / 1e3,
+        num_prefill_reqs=prefill_reqs.astype(np.int64),
+        prefill_tokens=prefill_tokens.astype(np.int64),
+        num_decode_reqs=decode_reqs.astype(np.int64),
+        source_row=log.line[keep],
+        kv_usage=None if np.isnan(kv_percent).any() else kv_percent / 100,
+        facts=log.facts,
+        receipt=receipt,
+    )
+
+
+def _steps_of_table(
+    opened: OpenedFile, columns: StepColumns, decoded: Decoded, answers: ReadAnswers, file_name: str
+) -> StepLog:
+    """Steps from a table."""
+    time_column = columns.column("step_time")
+    decoded, unmeasured = _measured(decoded, time_column)
+    needed = {role: _judge(role, columns.column(role), decoded) for role in STEP_ROLES_NEEDED}
+    problems = (*decoded.problems, *(problem for judged in needed.values() for problem in judged.problems))
+    dropped = _dropped(problems, answers, file_name)
+    good = ~np.logical_or.reduce([judged.bad for judged in needed.values()])
+    prefill_tokens, decode_reqs = needed["prefill_tokens"].values, needed["decode_reqs"].values
+    keep = good & (prefill_tokens + decode_reqs > 0)
+    if not keep.any():
+        raise _no_rows(file_name, "no steps with work and a time")
+    unit, reason = _step_unit(needed["step_time"].values[keep], time_column, answers, file_name)
+    extra, notices = _extra_columns(columns, decoded, keep)
+    if "prefill_reqs" not in extra:
+        notices += ("no column says how many requests prefilled; one is assumed in every step with prefill tokens",)
+    prefill_reqs = extra.get("prefill_reqs", (prefill_tokens[keep] > 0).astype(np.float64))
+    return StepLog(
+        step_s=needed["step_time"].values[keep] / (1e9 / NS_PER_UNIT[unit]),
+        num_prefill_reqs=prefill_reqs.astype(np.int64),
+        prefill_tokens=prefill_tokens[keep],
+        num_decode_reqs=decode_reqs[keep],
+        source_row=decoded.rows[keep],
+        kv_decode_tokens=extra.get("kv_decode_tokens"),
+        kv_usage=extra.get("kv_usage"),
+        prefill_attention=_prefill_attention(extra, prefill_tokens[keep], prefill_reqs),
+        weight=extra.get("weight"),
+        receipt=Receipt(
+            file_name=file_name,
+            file_digest=opened.digest,
+            layout=f"{columns.layout}, {opened.form}",
+            num_rows=decoded.num_rows,
+            num_kept=int(keep.sum()),
+            columns=tuple((role, name) for role, name in columns.by_role if role in needed or role in extra),
+            time_unit=unit,
+            time_unit_reason=reason,
+            dropped=dropped + unmeasured + _idle(decoded.rows[good & ~keep]),
+            notices=columns.notices + notices,
+        ),
+    )
+
+
+def _measured(decoded: Decoded, time_column: str) -> tuple[Decoded, tuple[Dropped, ...]]:
+    """Leave out the rows without a period between outputs: a step that emitted nothing has none."""
+    missing = decoded.table[time_column].is_null().to_numpy()
+    if not time_column.startswith("itl") or not missing.any():
+        return decoded, ()
+    rows = decoded.rows[missing]
+    left_out = Dropped(f"no value in column {time_column!r}", len(rows), _first(rows))
+    return replace(decoded, table=decoded.table.filter(pa.array(~missing)), rows=decoded.rows[~missing]), (left_out,)
+
+
+def _judge(role: str, column: str, decoded: Decoded) -> Judged:
+    """Judge one column of a step table by its part."""
+    if role in ("prefill_tokens", "decode_reqs", "prefill_reqs"):
+        return check_counts(decoded.table[column], column, decoded.rows, least=0)
+    return check_amounts(decoded.table[column], column, decoded.rows)
+
+
+def _step_unit(values: npt.NDArray[np.float64], column: str, answers: ReadAnswers, file_name: str) -> tuple[str, str]:
+    """Return the unit of a step log's time column and why, or ask."""
+    if answers.step_time_unit is not None:
+        return answers.step_time_unit, "your answer"
+    unit = unit_in_name(column)
+    if unit is None:
+        raise NeedsAnswer(file_name, (unit_question(values, column, "step_time_unit"),))
+    return unit, f"the column name {column!r} says {unit}"
+
+
+def _extra_columns(
+    columns: StepColumns, decoded: Decoded, keep: Mask
+) -> tuple[dict[str, npt.NDArray[np.float64]], tuple[str, ...]]:
+    """Columns that a step log may lack: a faulty one is left out, with a notice."""
+    extra, notices = {}, []
+    for role, column in columns.by_role:
+        if role in STEP_ROLES_NEEDED:
+            continue
+        judged = _judge(role, column, decoded)
+        if (judged.bad & keep).any():
+            notices.append(f"column {column!r} is not used: {judged.problems[0]}")
+        elif role == "kv_usage" and judged.values[keep].max() > 1:
+            notices.append(f"column {column!r} is not used: shares above 1 found")
+        else:
+            extra[role] = judged.values[keep].astype(np.float64)
+    return extra, tuple(notices)
+
+
+def _prefill_attention(
+    extra: dict[str, npt.NDArray[np.float64]],
+    prefill_tokens: npt.NDArray[np.int64],
+    prefill_reqs: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64] | None:
+    """Sum of chunk·(context + chunk/2); several prefilling requests are taken as equal chunks."""
+    if "prefill_attention" in extra or "kv_prefill_tokens" not in extra:
+        return extra.get("prefill_attention")
+    # With r chunks of T/r and contexts that sum to K: r·(T/r)·(K/r + T/2r) = T·(K + T/2)/r.
+    return prefill_tokens * (extra["kv_prefill_tokens"] + prefill_tokens / 2) / np.maximum(prefill_reqs, 1)
+
+
+def _dropped(problems: tuple[Problem, ...], answers: ReadAnswers, file_name: str) -> tuple[Dropped, ...]:
+    """Raise the problems, or leave their rows out where the user said so."""
+    if problems and not answers.drop_bad_rows:
+        raise BadData(file_name, problems)
+    return tuple(
+        Dropped(f"{f'column {p.column!r}: ' if p.column else ''}{p.found}", p.num_rows, p.rows) for p in problems
+    )
+
+
+def _failed(rows: npt.NDArray[np.int64]) -> tuple[Dropped, ...]:
+    """Requests without output."""
+    return (Dropped("0 output tokens: failed requests", len(rows), _first(rows)),) if len(rows) else ()
+
+
+def _failed_notice(rows: npt.NDArray[np.int64]) -> tuple[str, ...]:
+    """Say that requests without output are excluded."""
+    if not len(rows):
+        return ()
+    more = ", …" if len(rows) > NUM_ROWS_NAMED else ""
+    return (
+        f"{len(rows):,} rows with 0 output tokens are excluded as failed requests "
+        f"(rows {row_names(_first(rows))}{more}): vLLM takes no max_tokens below 1",
+    )
+
+
+def _idle(rows: npt.NDArray[np.int64]) -> tuple[Dropped, ...]:
+    """Steps without any work."""
+    return (Dropped("steps without scheduled work", len(rows), _first(rows)),) if len(rows) else ()
+
+
+def _steps_to_keep(log: LogSteps) -> tuple[Mask, tuple[Dropped, ...], tuple[str, ...]]:
+    """Choose the steps whose line says all their work."""
+    _, _, decode_reqs, decode_tokens = log.columns[:, :4].T
+    keep = log.columns[:, :3].sum(axis=1) > 0
+    dropped = _idle(log.line[~keep])
+    if log.cut_off:
+        dropped += (Dropped("iteration lines that are cut off", len(log.cut_off), log.cut_off[:NUM_ROWS_NAMED]),)
+    several = decode_tokens > decode_reqs
+    if several.sum() > (decode_reqs > 0).sum() / 2:
+        notice = f"{int(several.sum()):,} steps decode several tokens per request: speculation is not modelled"
+        return keep, dropped, (notice,)
+    if several.any():
+        # vLLM counts a preempted request that computes its tokens again among the generation requests.
+        rows = log.line[several]
+        dropped += (Dropped("steps that compute a preempted request again", len(rows), _first(rows)),)
+    return keep & ~several, dropped, ()
+
+
+def _no_rows(file_name: str, what: str) -> BadData:
+    """Nothing is left to work on."""
+    problem = Problem(None, f"the file is empty of rows: {what}", "at least one row", "Export a window with traffic.")
+    return BadData(file_name, (problem,))
+
+
+def _first(rows: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    """Return the first rows, for a receipt."""
+    return tuple(int(row) for row in rows[:NUM_ROWS_NAMED])

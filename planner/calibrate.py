@@ -45,7 +45,7 @@ NUM_WARM_UP = 10
 WARM_UP_RATIO = 3.0
 OUTLIER_RATIO = 4.0
 MAX_OUTLIER_SHARE = 0.02
-"""If more steps than this are that far off, it is how the server behaves, and queues feel it."""
+"""Of decode-only steps or those with prefill: if more are so far off, the server is like that, and queues feel it."""
 NEAR_ZERO_RATIO = 0.25
 """A step cannot take a quarter of what its work takes elsewhere: noise makes steps longer, not shorter."""
 MAX_NEAR_ZERO_SHARE = 0.05
@@ -102,6 +102,7 @@ def fit_step_time(log: StepLog, num_kv_tokens: int | None = None) -> StepTimeFit
     always, optional = _columns(steps.take(work), notices)
     everything = _join(always, optional)
     kept, left_out = _leave_out(steps, work, everything, notices)
+    problems = problems or _work_problems(log, steps.take(kept))
     problems += _time_problems(log, steps, kept, everything)
     if problems:
         raise _unfit(log, problems)
@@ -290,12 +291,14 @@ def _leave_out(
     early = np.arange(len(work)) < NUM_WARM_UP
     warm_up = early & work & (ratio > WARM_UP_RATIO) & _in_time_order(steps)
     outlier &= ~warm_up
-    if outlier.sum() > MAX_OUTLIER_SHARE * work.sum():
-        notices.append(
-            f"{outlier.sum():,} steps ({outlier.sum() / work.sum():.1%}) took more than {OUTLIER_RATIO:.0f} times "
-            "longer or shorter than their work explains. So many are part of how the server behaves: they are kept."
-        )
-        outlier[:] = False
+    for kind in (steps.has_prefill, ~steps.has_prefill):
+        count, total = (outlier & kind).sum(), (work & kind).sum()
+        if count > max(1, MAX_OUTLIER_SHARE * total):
+            notices.append(
+                f"{count:,} steps ({count / total:.1%} of their kind) took over {OUTLIER_RATIO:.0f} times longer or "
+                "shorter than their work explains. So many are part of how the server behaves: they are kept."
+            )
+            outlier &= ~kind
     for name, mask in (("warm-up", warm_up), ("outliers", outlier)):
         if mask.any():
             logged_s = steps.time_s * steps.weight
@@ -518,7 +521,7 @@ def _fit_robust(steps: _Steps, columns: Columns) -> Floats:
 
 def _floored(steps: _Steps, predicted: Floats) -> Floats:
     """Predictions kept off zero, so that no step gets a boundless weight."""
-    return np.maximum(predicted, 1e-3 * np.mean(np.abs(steps.time_s)))
+    return np.maximum(predicted, 1e-6 * np.mean(np.abs(steps.time_s)))
 
 
 def _weighted_fit(steps: _Steps, columns: Columns, weight: Floats) -> Floats:

@@ -21,7 +21,7 @@ from planner.metrics import Spread, Summary, summarise
 from planner.replay import Replay, replay, warm_up
 from planner.search import Objective, Recommendation, recommend
 from planner.slo import Slo
-from planner.step_time import Covered, StepTime, StepTimeFit, read_model, write_model
+from planner.step_time import SavedModel, StepTime, StepTimeFit, read_model, write_model
 from planner.verdict import (
     binding_constraint,
     no_op_flags,
@@ -30,14 +30,18 @@ from planner.verdict import (
     rules_in_force,
     seconds,
     slo_sentence,
+    unseen_prefixes,
     verdict,
 )
 from traces.answers import ReadAnswers
 from traces.errors import InputError
 from traces.read import read_steps, read_trace
 from traces.requests import RequestTrace
+from traces.steps import StepLog
 
 OK, BAD_INPUT, NOT_MET = 0, 2, 3
+OPTION_TYPES = {"watermark": float, "draft_acceptance_rate": float, "scheduling_policy": str, "speculative_method": str}
+"""Flags that do not take a whole number or a switch."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,6 +78,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
     trace = _trace(arguments)
     step_time = _step_time(arguments)
     config = _config(arguments, EngineConfig())
+    _say_unseen_prefixes(trace, config)
     warm_up()
     run = replay(trace, config, step_time)
     summary = summarise(run, arguments.itl_ms / 1e3)
@@ -86,7 +91,8 @@ def run_replay(arguments: argparse.Namespace) -> int:
 
 def run_calibrate(arguments: argparse.Namespace) -> int:
     """Fit d and p to a step log."""
-    fit = _fit(arguments.steplog, arguments)
+    log = read_steps(Path(arguments.steplog), Path(arguments.steplog).name, _answers(arguments))
+    fit = _fit(log, arguments)
     if arguments.output:
         Path(arguments.output).write_text(write_model(fit))
     if arguments.json:
@@ -99,9 +105,10 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 def run_plan(arguments: argparse.Namespace) -> int:
     """Search the three flags and print the answer."""
     trace = _trace(arguments)
-    model, covered, known = _model(arguments)
+    model, known = _model(arguments)
     today = _config(arguments, known)
     slo = _slo(arguments)
+    _say_unseen_prefixes(trace, today)
     warm_up()
     plan = recommend(
         trace,
@@ -109,7 +116,6 @@ def run_plan(arguments: argparse.Namespace) -> int:
         today,
         slo,
         default_flags=default_flags(arguments.gpu_memory_gib),
-        covered=covered,
         objective=Objective(arguments.objective),
         on_progress=_show_progress,
     )
@@ -177,7 +183,7 @@ def _add_flag_options(parser: argparse.ArgumentParser) -> None:
         if isinstance(field.default, bool):
             group.add_argument(option, action=argparse.BooleanOptionalAction, default=None)
         else:
-            group.add_argument(option, type=float if field.name == "watermark" else int, default=None)
+            group.add_argument(option, type=OPTION_TYPES.get(field.name, int), default=None)
 
 
 def _add_target_options(parser: argparse.ArgumentParser) -> None:
@@ -224,37 +230,51 @@ def _trace(arguments: argparse.Namespace) -> RequestTrace:
     return trace
 
 
-def _fit(path: str, arguments: argparse.Namespace) -> StepTimeFit:
+def _say_unseen_prefixes(trace: RequestTrace, config: EngineConfig) -> None:
+    """On standard error: whether TTFT is an upper bound."""
+    said = unseen_prefixes(trace, config)
+    if said is not None:
+        print(said, file=sys.stderr)
+
+
+def _fit(log: StepLog, arguments: argparse.Namespace) -> StepTimeFit:
     """A fit to a step log, with its notices on standard error."""
-    log = read_steps(Path(path), Path(path).name, _answers(arguments))
     num_kv_tokens = None
     if arguments.num_gpu_blocks is not None:
         block_size = arguments.block_size or log.facts.block_size or EngineConfig().block_size
         num_kv_tokens = (arguments.num_gpu_blocks - 1) * block_size
     fit = fit_step_time(log, num_kv_tokens)
     for notice in (*(log.receipt.notices if log.receipt else ()), *fit.notices):
-        print(f"{path}: {notice}", file=sys.stderr)
+        print(f"{fit.source}: {notice}", file=sys.stderr)
     return fit
 
 
 def _step_time(arguments: argparse.Namespace) -> StepTime:
     """The model given as a file or as three numbers."""
     if arguments.model:
-        return read_model(Path(arguments.model).read_text(), arguments.model)[0]
+        return _saved_model(arguments.model).step_time
     milliseconds = (arguments.base_ms, arguments.per_seq_ms, arguments.per_prefill_token_ms)
     if min(milliseconds) < 0:
         raise BadPlan("command line", "--base-ms, --per-seq-ms and --per-prefill-token-ms must not be negative")
     return StepTime(*(round(value * 1e6) for value in milliseconds))
 
 
-def _model(arguments: argparse.Namespace) -> tuple[StepTimeFit | StepTime, Covered | None, EngineConfig]:
-    """The model to plan with, the range it covers, and what its log says of today's flags."""
+def _model(arguments: argparse.Namespace) -> tuple[StepTimeFit | SavedModel, EngineConfig]:
+    """The model to plan with, and what its log says of today's flags."""
     if arguments.steps:
         log = read_steps(Path(arguments.steps), Path(arguments.steps).name, _answers(arguments))
-        return _fit(arguments.steps, arguments), None, flags_from_facts(log.facts)
+        return _fit(log, arguments), flags_from_facts(log.facts)
     if arguments.model:
-        return *read_model(Path(arguments.model).read_text(), arguments.model), EngineConfig()
+        return _saved_model(arguments.model), EngineConfig()
     raise BadPlan("command line", "a plan needs --steps STEPLOG or --model M.json")
+
+
+def _saved_model(path: str) -> SavedModel:
+    """A model file."""
+    try:
+        return read_model(Path(path).read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as fault:
+        raise BadPlan(path, f"cannot be read: {fault}") from fault
 
 
 def _config(arguments: argparse.Namespace, known: EngineConfig) -> EngineConfig:
@@ -307,6 +327,7 @@ def _replay_document(trace: RequestTrace, run: Replay, summary: Summary, itl_ms:
         "unstable": summary.is_unstable,
         "steps": summary.num_steps,
         "preemptions": summary.num_preemptions,
+        "prefix_hit_share": summary.hit_share,
         "preempted_requests": int((run.num_preemptions > 0).sum()),
         "recomputed_tokens": summary.num_recomputed_tokens,
         "gaps": summary.num_gaps,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from planner.errors import BadFlags, NotSimulated
+from planner.errors import BadFlags
 from traces.steps import ServerFacts
 
 VLLM_VERSION = "0.32"
@@ -11,10 +11,7 @@ VLLM_VERSION = "0.32"
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One way to start `vllm serve`, as far as it decides the schedule.
-
-    Differs: prefix caching is on by default in vLLM; here it is off, because it is not simulated yet. So
-    every prompt token is computed, and the TTFT of a trace with shared prefixes is an upper bound.
+    """One way to start `vllm serve`, as far as it decides the schedule. Defaults are vLLM's where it has one.
 
     Source
     ------
@@ -35,8 +32,8 @@ class EngineConfig:
     """Longest context, tokens; None = not known, so requests are bounded by the KV pool alone."""
     async_scheduling: bool = True
     """Whether step k+1 is scheduled while step k runs."""
-    enable_prefix_caching: bool = False
-    """Not simulated yet; must be off."""
+    enable_prefix_caching: bool = True
+    """Whether computed blocks are kept for prompts that begin alike; needs a trace with prefix hashes to show."""
     scheduler_reserve_full_isl: bool = True
     """Whether a request is admitted only when all that is known of it would fit now."""
     watermark: float = 0.0
@@ -45,10 +42,18 @@ class EngineConfig:
     """Whether a prompt may be split over steps by the budget."""
     long_prefill_token_threshold_adaptive: bool = False
     """Whether the threshold grows to budget ÷ requests."""
+    scheduling_policy: str = "fcfs"
+    """"fcfs", or "priority" for a trace that has priorities."""
     max_num_scheduled_tokens: int | None = None
     """Token budget where it differs from the input budget; None = the same."""
     max_num_active_seqs: int | None = None
     """Admission cap below `max_num_seqs`; None = the same."""
+    speculative_method: str | None = None
+    """A key of `DRAFTERS`; None = no speculative decoding."""
+    num_speculative_tokens: int = 0
+    """Draft tokens per request and step."""
+    draft_acceptance_rate: float = 0.6
+    """Chance that a draft is accepted when the ones before it were, 0–1; no flag of vLLM's, but a fact of traffic."""
 
     @property
     def num_kv_tokens(self) -> int:
@@ -56,15 +61,39 @@ class EngineConfig:
         return (self.num_gpu_blocks - 1) * self.block_size
 
 
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """How one method of speculative decoding loads the scheduler."""
+
+    owns_kv: bool
+    """Whether drafts want KV slots ahead of time."""
+    num_extra_inputs: int
+    """Inputs it appends per request, taken from the input budget."""
+    drops_last_hit: bool
+    """Whether the last block found in the prefix cache is computed again."""
+    allows_async: bool
+    """Whether vLLM schedules asynchronously with it."""
+
+
+DRAFTERS = {
+    None: Drafter(False, 0, False, True),
+    "ngram": Drafter(False, 0, False, False),
+    "ngram_gpu": Drafter(False, 0, False, True),
+    "eagle": Drafter(True, 0, True, True),
+    "eagle3": Drafter(True, 0, True, True),
+    "mtp": Drafter(True, 0, True, True),
+    "draft_model": Drafter(True, 1, False, True),
+}
+"""Sequential drafters. Source: vLLM 0.32, config/speculative.py and v1/core/sched/scheduler.py."""
+
+
 def check_flags(config: EngineConfig) -> None:
-    """Refuse what vLLM refuses at start-up, all faults at once, and what this product does not simulate.
+    """Refuse what vLLM refuses at start-up, all faults at once.
 
     Raises
     ------
     BadFlags
         vLLM would not start.
-    NotSimulated
-        vLLM would start, but the replay would not be true.
 
     Source
     ------
@@ -73,11 +102,6 @@ def check_flags(config: EngineConfig) -> None:
     faults = flag_faults(config)
     if faults:
         raise BadFlags("flags", "; ".join(faults))
-    if config.enable_prefix_caching:
-        raise NotSimulated(
-            "flags",
-            "prefix caching is not simulated yet; use --no-enable-prefix-caching and read TTFT as an upper bound",
-        )
 
 
 def flag_faults(config: EngineConfig) -> tuple[str, ...]:
@@ -106,9 +130,33 @@ def flag_faults(config: EngineConfig) -> tuple[str, ...]:
         faults.append(f"watermark is {config.watermark}; vLLM allows 0 up to, not including, 1")
     if config.num_gpu_blocks < 2:
         faults.append(f"num_gpu_blocks is {config.num_gpu_blocks}; one block is the null block, so 2 or more")
+    if config.scheduling_policy not in ("fcfs", "priority"):
+        faults.append(f"scheduling_policy is {config.scheduling_policy!r}; vLLM knows fcfs and priority")
+    faults.extend(_drafter_faults(config))
     if config.max_model_len is not None and config.block_size >= 1:
         faults.extend(_length_faults(config, config.max_model_len))
     return tuple(faults)
+
+
+def _drafter_faults(config: EngineConfig) -> list[str]:
+    """Faults of speculative decoding."""
+    if config.speculative_method not in DRAFTERS:
+        known = ", ".join(name for name in DRAFTERS if name)
+        return [f"speculative_method is {config.speculative_method!r}; simulated: {known}"]
+    faults = []
+    drafter = DRAFTERS[config.speculative_method]
+    if config.speculative_method is not None and config.num_speculative_tokens < 1:
+        faults.append(f"num_speculative_tokens is {config.num_speculative_tokens}; a drafter needs 1 or more")
+    if not 0.0 <= config.draft_acceptance_rate <= 1.0:
+        faults.append(f"draft_acceptance_rate is {config.draft_acceptance_rate}; allowed: 0 to 1")
+    if config.async_scheduling and not drafter.allows_async:
+        faults.append(f"asynchronous scheduling is not supported with {config.speculative_method} drafts")
+    if config.max_num_batched_tokens <= drafter.num_extra_inputs:
+        faults.append(
+            f"max_num_batched_tokens ({config.max_num_batched_tokens}) leaves no room beside the "
+            f"{drafter.num_extra_inputs} inputs that the drafter appends"
+        )
+    return faults
 
 
 def _length_faults(config: EngineConfig, max_model_len: int) -> list[str]:
@@ -158,11 +206,8 @@ def default_flags(memory_gib: float) -> tuple[int, int]:
 
 
 def flags_from_facts(facts: ServerFacts) -> EngineConfig:
-    """Today's settings as far as a server log states them; the rest is the default.
-
-    Prefix caching stays off whatever the log says, because it is not simulated.
-    """
-    names = [f.name for f in fields(EngineConfig) if f.name != "enable_prefix_caching" and hasattr(facts, f.name)]
+    """Today's settings as far as a server log states them; the rest is the default."""
+    names = [f.name for f in fields(EngineConfig) if hasattr(facts, f.name)]
     return EngineConfig(**{name: value for name in names if (value := getattr(facts, name)) is not None})
 
 

@@ -2,7 +2,6 @@
 
 traces.errors.InputError
 ├── BadFlags               flags that vLLM refuses, with vLLM's reason
-├── NotSimulated           a setting that vLLM accepts and this product does not model
 ├── UnfitStepLog           the log cannot determine d or p; says what to record next
 └── BadPlan                a model or plan file, or targets, that cannot be used
 
@@ -14,10 +13,6 @@ from traces.errors import BadData, InputError
 
 class BadFlags(InputError):
     """vLLM would not start with these flags."""
-
-
-class NotSimulated(InputError):
-    """vLLM accepts this, but a replay of it would not be true."""
 
 
 class UnfitStepLog(BadData):

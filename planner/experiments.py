@@ -111,6 +111,7 @@ def _config(
         long_prefill_token_threshold=long_prefill_token_threshold,
         num_gpu_blocks=num_gpu_blocks,
         async_scheduling=False,
+        enable_prefix_caching=False,
         scheduler_reserve_full_isl=False,
     )
 

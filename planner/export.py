@@ -12,8 +12,13 @@ from traces.requests import RequestTrace
 
 MODEL = "MODEL"
 """Stands where the user's model belongs."""
-NOT_EXPORTED = ("num_gpu_blocks", "enable_prefix_caching")
-"""vLLM finds the first out by itself; the second is off here because it is not simulated, which is no advice."""
+NOT_EXPORTED = (
+    "num_gpu_blocks",
+    "speculative_method",
+    "num_speculative_tokens",
+    "draft_acceptance_rate",
+)
+"""vLLM finds the first out by itself; the others belong into the user's own --speculative-config."""
 
 
 def serve_command(config: EngineConfig, today: EngineConfig | None = None, model: str = MODEL) -> str:

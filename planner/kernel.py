@@ -131,8 +131,8 @@ KEY = np.dtype(
 SCHEDULED, PREEMPTED, ADMITTED, RESUMED, TOKEN, FINISHED = range(6)
 """Kinds of `EVENT`; its `tokens` are those scheduled, lost, hit, hit, delivered (1), 0."""
 
-DONE, STALLED, STEP_LIMIT, CANCELLED = range(4)
-"""How a replay ended."""
+DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS = range(5)
+"""How a replay ended; the last: a preempted request may find its own blocks again, so run it with `tracks_blocks`."""
 
 
 class Limits(NamedTuple):
@@ -153,8 +153,10 @@ class Limits(NamedTuple):
     reserves_full_isl: bool
     is_async: bool
     by_priority: bool
+    caches_prefixes: bool
+    """Whether prefix caching is on."""
     tracks_blocks: bool
-    """Whether blocks have an identity: prefix caching, and something that could hit."""
+    """Whether blocks have an identity; needed with prefix caching once something could hit."""
     num_spec_tokens: int
     """Draft tokens per step, 0 = no speculative decoding."""
     num_lookahead_tokens: int
@@ -194,7 +196,7 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, reco
     Returns
     -------
     outcome : int
-        DONE, STALLED, STEP_LIMIT or CANCELLED.
+        One of the five above.
     steps : (k,) STEP
     gaps : (g,) GAP
         Gaps between tokens that did not come from neighbouring steps; the others are counted in `steps`.
@@ -245,6 +247,9 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, reco
                 steps, events,
             )  # fmt: skip
             num_flights += 1
+            if flight.num_preempted > 0 and limits.caches_prefixes and not limits.tracks_blocks:
+                outcome = NEEDS_BLOCKS
+                break
             is_empty = flight.num_entries == 0 and flight.num_preempted == 0
             if is_empty and not is_busy and num_waiting(engine) + engine.num_running > 0:
                 if engine.next_arrival == len(requests):

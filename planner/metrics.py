@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner import kernel
+from planner.engine_config import DRAFTERS
 from planner.replay import Replay
 
 UNSTABLE_GROWTH = 0.05
@@ -188,6 +189,8 @@ class Summary:
     """Over all requests."""
     num_recomputed_tokens: int
     """Computed tokens lost to preemptions."""
+    hit_share: float
+    """Share of the prompt tokens found in the prefix cache at admission, 0–1."""
     peak_running: int
     """Most requests running at once."""
     mean_decodes: float
@@ -195,7 +198,7 @@ class Summary:
     mean_kv_decode_tokens: float
     """Mean context tokens read by decodes over those steps; NaN without any."""
     max_step_tokens: int
-    """Most tokens in one step."""
+    """Most tokens in one step, drafts and a drafter's own inputs included: what a budget could cut."""
     max_step_prefill_tokens: int
     """Most prefill tokens in one step."""
     peak_kv_usage: float
@@ -244,15 +247,24 @@ def summarise(run: Replay, itl_target_s: float, itl_percentile: float = 0.99, tt
         makespan_s=makespan_s,
         num_preemptions=int(run.num_preemptions.sum()),
         num_recomputed_tokens=int(run.num_recomputed.sum()),
+        hit_share=float(run.num_hit_tokens.sum() / max(run.prompt_tokens[~run.never_runs].sum(), 1)),
         peak_running=int(run.steps["num_running"].max(initial=0)),
         mean_decodes=float(decoding["num_decodes"].mean()) if len(decoding) else float("nan"),
         mean_kv_decode_tokens=float(decoding["kv_decode_tokens"].mean()) if len(decoding) else float("nan"),
-        max_step_tokens=int((run.steps["prefill_tokens"] + run.steps["num_decodes"]).max(initial=0)),
+        max_step_tokens=int(_inputs_per_step(run).max(initial=0)),
         max_step_prefill_tokens=int(run.steps["prefill_tokens"].max(initial=0)),
         peak_kv_usage=float(1.0 - run.steps["num_free_blocks"].min(initial=usable) / usable),
         ttft_growth=growth,
         is_unstable=run.outcome != "done" or growth > UNSTABLE_GROWTH,
     )
+
+
+def _inputs_per_step(run: Replay) -> npt.NDArray[np.int64]:
+    """What each step took of the input budget."""
+    steps = run.steps
+    tokens = steps["prefill_tokens"] + steps["num_decodes"] + steps["num_draft_tokens"]
+    extra = DRAFTERS[run.engine_config.speculative_method].num_extra_inputs
+    return np.asarray(tokens + extra * steps["num_scheduled"], np.int64)
 
 
 def _ttft_growth(run: Replay) -> float:

@@ -1,14 +1,16 @@
 """One replay of a trace through the scheduler."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from planner import kernel
-from planner.engine_config import EngineConfig, check_flags
+from planner.block_keys import block_keys
+from planner.engine_config import DRAFTERS, EngineConfig, check_flags
 from planner.errors import Cancelled
 from planner.step_time import StepTime
 from traces.requests import RequestTrace
@@ -35,6 +37,8 @@ class Replay:
     """(n,) requests that cannot run under these settings at all; they were left out of the replay."""
     arrival_s: npt.NDArray[np.float64]
     """(n,) seconds."""
+    prompt_tokens: npt.NDArray[np.int64]
+    """(n,) as in the trace."""
     first_scheduled_s: npt.NDArray[np.float64]
     """(n,) seconds; NaN when it never happened, like the next three."""
     first_token_s: npt.NDArray[np.float64]
@@ -51,6 +55,8 @@ class Replay:
     """(n,)"""
     num_recomputed: npt.NDArray[np.int64]
     """(n,) computed tokens lost to preemptions."""
+    num_hit_tokens: npt.NDArray[np.int64]
+    """(n,) prompt tokens found in the prefix cache at the first admission."""
     steps: npt.NDArray[Any]
     """(k,) `kernel.STEP`."""
     gaps: npt.NDArray[Any]
@@ -91,7 +97,7 @@ def replay(
 
     Raises
     ------
-    BadFlags, NotSimulated
+    BadFlags
         From `check_flags`.
     Cancelled
         After `cancel`.
@@ -103,21 +109,17 @@ def replay(
     check_flags(engine_config)
     never_runs = requests_that_never_run(trace, engine_config)
     index = np.flatnonzero(~never_runs)
-    rows = _request_rows(trace, index)
-    state = np.zeros(1, kernel.ENGINE)
+    cancel = np.zeros(1, np.uint8) if cancel is None else cancel
     started = time.perf_counter()
-    outcome, steps, gaps, events = kernel.replay(
-        rows,
-        state,
-        limits_of(engine_config),
-        step_time,
-        records_events,
-        MAX_STEPS,
-        np.zeros(1, np.uint8) if cancel is None else cancel,
-    )
+    # Without shared prefixes a block's identity cannot matter until somebody is preempted and finds its own again.
+    tracks_blocks = engine_config.enable_prefix_caching and trace.prefix_hashes is not None
+    ran = _run(trace, index, engine_config, step_time, tracks_blocks, records_events, cancel)
+    if ran.outcome == kernel.NEEDS_BLOCKS:
+        ran = _run(trace, index, engine_config, step_time, True, records_events, cancel)
     kernel_seconds = time.perf_counter() - started
-    if outcome == kernel.CANCELLED:
+    if ran.outcome == kernel.CANCELLED:
         raise Cancelled
+    rows, steps, gaps, events = ran.requests, ran.steps, ran.gaps, ran.events
     gaps["request"] = index[gaps["request"]]
     events["request"] = index[events["request"]]
 
@@ -134,9 +136,10 @@ def replay(
     return Replay(
         engine_config=engine_config,
         step_time=step_time,
-        outcome=OUTCOMES[outcome],
+        outcome=OUTCOMES[ran.outcome],
         never_runs=never_runs,
         arrival_s=trace.arrival_s,
+        prompt_tokens=trace.prompt_tokens,
         first_scheduled_s=seconds["first_scheduled"],
         first_token_s=seconds["first_token"],
         last_token_s=seconds["last_token"],
@@ -145,10 +148,11 @@ def replay(
         is_finished=spread(rows["is_finished"], False),
         num_preemptions=spread(rows["num_preemptions"], 0),
         num_recomputed=spread(rows["num_recomputed"], 0),
+        num_hit_tokens=spread(rows["num_hit_tokens"], 0),
         steps=steps,
         gaps=gaps,
         events=events,
-        end_s=float(state["now_ns"][0]) / 1e9,
+        end_s=ran.end_ns / 1e9,
         kernel_seconds=kernel_seconds,
     )
 
@@ -181,15 +185,10 @@ def requests_that_never_run(trace: RequestTrace, engine_config: EngineConfig) ->
     return too_long | (longest > engine_config.num_kv_tokens)
 
 
-def table_width(longest_tokens: int, limits: kernel.Limits) -> int:
-    """Most KV blocks one request ever holds: all its tokens, the tokens in flight, and a drafter's lookahead."""
-    most = longest_tokens + 2 + 4 * limits.num_spec_tokens
-    return min(most, limits.max_model_len) // limits.block_size + 2
-
-
-def limits_of(engine_config: EngineConfig) -> kernel.Limits:
+def limits_of(config: EngineConfig, tracks_blocks: bool) -> kernel.Limits:
     """The settings as the kernel takes them."""
-    config = engine_config
+    drafter = DRAFTERS[config.speculative_method]
+    num_drafts = config.num_speculative_tokens if config.speculative_method else 0
     return kernel.Limits(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_scheduled_tokens=config.max_num_scheduled_tokens or config.max_num_batched_tokens,
@@ -203,7 +202,107 @@ def limits_of(engine_config: EngineConfig) -> kernel.Limits:
         watermark_blocks=int(config.watermark * config.num_gpu_blocks),
         reserves_full_isl=config.scheduler_reserve_full_isl,
         is_async=config.async_scheduling,
+        by_priority=config.scheduling_policy == "priority",
+        caches_prefixes=config.enable_prefix_caching,
+        tracks_blocks=tracks_blocks,
+        num_spec_tokens=num_drafts,
+        num_lookahead_tokens=num_drafts if drafter.owns_kv else 0,
+        num_extra_inputs=drafter.num_extra_inputs,
+        drops_last_hit=drafter.drops_last_hit,
     )
+
+
+class _Ran(NamedTuple):
+    """What one call of the kernel left behind."""
+
+    outcome: int
+    end_ns: int
+    requests: npt.NDArray[Any]
+    steps: npt.NDArray[Any]
+    gaps: npt.NDArray[Any]
+    events: npt.NDArray[Any]
+
+
+def _run(
+    trace: RequestTrace,
+    index: npt.NDArray[np.intp],
+    config: EngineConfig,
+    step_time: StepTime,
+    tracks_blocks: bool,
+    records_events: bool,
+    cancel: npt.NDArray[np.uint8],
+) -> _Ran:
+    """Lay out the kernel's arrays for the requests at `index`, and run it."""
+    limits = limits_of(config, tracks_blocks)
+    rows = _request_rows(trace, index)
+    blocks, keys, table = kernel_blocks(rows, *_prefix_ids(trace, index), limits)
+    state = np.zeros(1, kernel.ENGINE)
+    outcome, steps, gaps, events = kernel.replay(
+        rows,
+        state,
+        blocks,
+        keys,
+        table,
+        acceptance_pattern(config),
+        limits,
+        step_time,
+        records_events,
+        MAX_STEPS,
+        cancel,
+    )
+    return _Ran(outcome, int(state["now_ns"][0]), rows, steps, gaps, events)
+
+
+def kernel_blocks(
+    rows: npt.NDArray[Any],
+    ids: Sequence[Sequence[int]],
+    id_block_tokens: int,
+    num_shared_tokens: npt.NDArray[np.int64],
+    limits: kernel.Limits,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The kernel's `blocks`, `keys` and `table`; without rows where blocks are a count only.
+
+    Parameters
+    ----------
+    rows : (n,) kernel.REQUEST
+        Gets its `first_key`.
+    ids, id_block_tokens, num_shared_tokens
+        As in `block_keys`.
+    limits : kernel.Limits
+    """
+    if not limits.tracks_blocks:
+        return np.zeros(0, kernel.BLOCK), np.zeros(0, kernel.KEY), np.zeros((0, 0), np.int64)
+    num_tokens = rows["prompt_tokens"] + rows["output_tokens"]
+    rows["first_key"], keys = block_keys(num_tokens, ids, id_block_tokens, num_shared_tokens, limits.block_size)
+    # All its tokens, those in flight, and a drafter's lookahead.
+    most = int(num_tokens.max(initial=0)) + 2 + 4 * limits.num_spec_tokens
+    width = min(most, limits.max_model_len) // limits.block_size + 2
+    table = np.zeros((min(limits.max_num_seqs, len(rows)) + 1, width), np.int64)
+    return np.zeros(limits.num_gpu_blocks, kernel.BLOCK), keys, table
+
+
+def _prefix_ids(
+    trace: RequestTrace, index: npt.NDArray[np.intp]
+) -> tuple[Sequence[Sequence[int]], int, npt.NDArray[np.int64]]:
+    """Ids per request, tokens per id, and how many tokens of each request they speak of: those of its prompt."""
+    hashes = trace.prefix_hashes
+    if hashes is None:
+        return [()] * len(index), 1, np.zeros(len(index), np.int64)
+    ids = hashes.ids.tolist()
+    bounds = hashes.offsets.tolist()
+    shared = np.minimum(np.diff(hashes.offsets) * hashes.block_tokens, trace.prompt_tokens)
+    return [ids[bounds[i] : bounds[i + 1]] for i in index.tolist()], hashes.block_tokens, shared[index]
+
+
+def acceptance_pattern(config: EngineConfig) -> npt.NDArray[np.int64]:
+    """How many drafts are accepted, turn by turn: each with the stated rate until the first that is not.
+
+    A seeded pattern of prime length, so that requests do not fall into step with each other.
+    """
+    if config.num_speculative_tokens == 0:
+        return np.zeros(1, np.int64)
+    draws = np.random.default_rng(0).random((997, config.num_speculative_tokens))
+    return np.asarray(np.cumprod(draws < config.draft_acceptance_rate, axis=1).sum(axis=1), np.int64)
 
 
 def _request_rows(trace: RequestTrace, index: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
@@ -212,6 +311,9 @@ def _request_rows(trace: RequestTrace, index: npt.NDArray[np.intp]) -> npt.NDArr
     rows["arrival_ns"] = np.rint(trace.arrival_s[index] * 1e9)
     rows["prompt_tokens"] = rows["num_known"] = trace.prompt_tokens[index]
     rows["output_tokens"] = rows["max_tokens"] = trace.output_tokens[index]
+    rows["accept_offset"] = index
+    if trace.priority is not None:
+        rows["priority"] = trace.priority[index]
     for name in ("first_scheduled_ns", "first_token_ns", "last_token_ns", "worst_gap_ns"):
         rows[name] = -1
     return rows

@@ -15,7 +15,7 @@ from planner.engine_config import EngineConfig, changed_flags, flag_faults
 from planner.kernel import step_ns
 from planner.replay import Replay, replay
 from planner.slo import Slo
-from planner.step_time import Covered, StepTime, StepTimeFit, step_time_from_seconds
+from planner.step_time import Covered, SavedModel, StepTime, StepTimeFit, step_time_from_seconds
 from traces.requests import RequestTrace
 
 NUM_DRAWS = 20
@@ -95,12 +95,11 @@ Progress = Callable[[int, int, Candidate | None], None]
 
 def recommend(
     trace: RequestTrace,
-    model: StepTimeFit | StepTime,
+    model: StepTimeFit | SavedModel | StepTime,
     today: EngineConfig,
     slo: Slo,
     *,
     default_flags: tuple[int, int],
-    covered: Covered | None = None,
     space: SearchSpace | None = None,
     objective: Objective = Objective.LOWEST_TTFT,
     executor: Executor | None = None,
@@ -112,15 +111,13 @@ def recommend(
     Parameters
     ----------
     trace : RequestTrace
-    model : StepTimeFit or StepTime
-        A fit brings its uncertainty and covered range along; bare coefficients do not.
+    model : StepTimeFit, SavedModel or StepTime
+        A fit brings its covered range and its uncertainty along, a saved one the range, bare coefficients neither.
     today : EngineConfig
         What is fixed (KV blocks, admission rules, …) together with the three flags in use now.
     slo : Slo
     default_flags : (int, int)
         vLLM's default budget and seats on this GPU.
-    covered : Covered, optional
-        Calibrated range, where `model` does not carry it.
     space : SearchSpace, optional
         Default: `default_space`.
     objective : Objective
@@ -132,13 +129,13 @@ def recommend(
 
     Raises
     ------
-    BadFlags, NotSimulated
+    BadFlags
         Today's settings cannot be replayed.
     Cancelled
         After `cancel`.
     """
-    step_time = model.step_time if isinstance(model, StepTimeFit) else model
-    covered = model.covered if isinstance(model, StepTimeFit) else covered
+    step_time = model if isinstance(model, StepTime) else model.step_time
+    covered = None if isinstance(model, StepTime) else model.covered
     with ThreadPoolExecutor(num_threads()) as threads:
         replays = _Replays(trace, step_time, slo, executor or threads, on_progress, cancel)
         now = replays.run([today])[0]
@@ -178,7 +175,7 @@ def recommend(
         objective=objective,
         space=space,
         step_time=step_time,
-        model_source=model.source if isinstance(model, StepTimeFit) else "coefficients given by hand",
+        model_source="coefficients given by hand" if isinstance(model, StepTime) else model.source,
         trace_digest=trace.digest,
         num_replays=replays.num_done,
     )
@@ -353,7 +350,7 @@ class _Replays:
         """Everything known, by budget, seats, threshold."""
         return tuple(sorted(self.known.values(), key=lambda c: _order(c.engine_config)))
 
-    def probability_met(self, model: StepTimeFit | StepTime, best: Candidate) -> float | None:
+    def probability_met(self, model: StepTimeFit | SavedModel | StepTime, best: Candidate) -> float | None:
         """Share of joint draws of the coefficients under which `best` still meets every target."""
         if not isinstance(model, StepTimeFit) or len(model.draws) == 0:
             return None

@@ -6,6 +6,7 @@ from planner.candidates import Candidate, Reason, Rejection
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.search import Objective, Recommendation
 from planner.slo import Slo
+from traces.requests import RequestTrace
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +129,41 @@ def slo_sentence(slo: Slo, objective: Objective) -> str:
 
 def rules_in_force(config: EngineConfig) -> tuple[str, ...]:
     """Scheduler rules that the replay follows, in words."""
+    policy = "by priority" if config.scheduling_policy == "priority" else "first come first served"
     switches = {
         "asynchronous scheduling": config.async_scheduling,
+        "prefix caching": config.enable_prefix_caching,
         "chunked prefill": config.enable_chunked_prefill,
         "admission only when the whole known sequence fits (scheduler_reserve_full_isl)": (
             config.scheduler_reserve_full_isl
         ),
         "adaptive long-prefill threshold": config.long_prefill_token_threshold_adaptive,
     }
+    drafts: tuple[str, ...] = ()
+    if config.speculative_method is not None:
+        rate = f"{100 * config.draft_acceptance_rate:.0f} % of drafts accepted in turn"
+        drafts = (
+            f"speculative decoding: {config.num_speculative_tokens} drafts ({config.speculative_method}), {rate}",
+        )
     return (
-        f"vLLM {VLLM_VERSION} V1 scheduler, first come first served",
+        f"vLLM {VLLM_VERSION} V1 scheduler, {policy}",
         *(f"{name}: {'on' if is_on else 'off'}" for name, is_on in switches.items()),
+        *drafts,
         "every request ends on its length limit (output tokens = max_tokens)",
     )
+
+
+def unseen_prefixes(trace: RequestTrace, config: EngineConfig) -> str | None:
+    """What it means for the numbers that the trace does not say which prompts begin alike; None when it does."""
+    if trace.prefix_hashes is not None or not config.enable_prefix_caching:
+        return None
+    return "The trace has no prefix hashes: no prompt is found in the prefix cache, so TTFT is an upper bound."
 
 
 def not_simulated() -> tuple[str, ...]:
     """What vLLM has and the replay has not."""
     return (
-        "prefix caching (every prompt token is computed, so TTFT is an upper bound where prompts share prefixes)",
-        "priority scheduling and speculative decoding",
+        "stop tokens (output lengths count as foreseen), aborted requests",
         "encoder inputs, LoRA limits, KV connectors, hybrid and Mamba caches, pipeline and data parallelism",
     )
 

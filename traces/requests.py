@@ -10,6 +10,22 @@ from traces.receipt import Receipt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PrefixHashes:
+    """What the prompts have in common: equal leading ids mean equal leading tokens."""
+
+    ids: npt.NDArray[np.int64]
+    """(m,) ids of all requests, one request after the other."""
+    offsets: npt.NDArray[np.int64]
+    """(n + 1,) request i has ids[offsets[i]:offsets[i + 1]]."""
+    block_tokens: int
+    """Prompt tokens that one id stands for; a request's last id may stand for fewer."""
+
+    def __post_init__(self) -> None:
+        self.ids.flags.writeable = False
+        self.offsets.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RequestTrace:
     """n requests ordered by arrival; two traces are the same when their `digest` is."""
 
@@ -21,16 +37,24 @@ class RequestTrace:
     """(n,) tokens generated, at least 1."""
     source_row: npt.NDArray[np.int64]
     """(n,) data row of the file, counted from 0."""
+    priority: npt.NDArray[np.int64] | None = None
+    """(n,) lower runs first; None when the trace does not say."""
+    prefix_hashes: PrefixHashes | None = None
+    """Which prompts share a prefix; None when the trace does not say."""
     receipt: Receipt | None = None
     """How the file was read; None for a trace that no file stands behind."""
     digest: str = field(init=False)
-    """SHA-256 over the three first arrays, hexadecimal."""
+    """SHA-256 over everything that a replay sees, hexadecimal."""
 
     def __post_init__(self) -> None:
         state = hashlib.sha256()
-        for values in (self.arrival_s, self.prompt_tokens, self.output_tokens):
-            values.flags.writeable = False
-            state.update(np.ascontiguousarray(values).tobytes())
+        for values in (self.arrival_s, self.prompt_tokens, self.output_tokens, self.priority):
+            if values is not None:
+                values.flags.writeable = False
+                state.update(np.ascontiguousarray(values).tobytes())
+        if self.prefix_hashes is not None:
+            state.update(self.prefix_hashes.ids.tobytes() + self.prefix_hashes.offsets.tobytes())
+            state.update(str(self.prefix_hashes.block_tokens).encode())
         self.source_row.flags.writeable = False
         object.__setattr__(self, "digest", state.hexdigest())
 

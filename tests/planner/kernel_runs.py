@@ -4,8 +4,7 @@ import numpy as np
 from naive import Engine
 
 from planner import kernel
-from planner.block_keys import block_keys
-from planner.replay import table_width
+from planner.replay import kernel_blocks
 from planner.step_time import StepTime
 
 NAMES = {
@@ -47,19 +46,13 @@ def run_kernel(
         row["priority"] = request.get("priority", 0)
         row["accept_offset"] = i
     limit = limits(config, tracks_blocks)
-    num_blocks, keys, table = np.zeros(0, kernel.BLOCK), np.zeros(0, kernel.KEY), np.zeros((0, 0), np.int64)
-    if tracks_blocks:
-        ids = [requests[i].get("ids") or () for i in order]
-        longest = rows["prompt_tokens"] + rows["output_tokens"]
-        covered = np.array([len(row) * id_block_tokens for row in ids])
-        rows["first_key"], keys = block_keys(longest, ids, id_block_tokens, covered, limit.block_size)
-        num_blocks = np.zeros(limit.num_gpu_blocks, kernel.BLOCK)
-        widest = table_width(int(longest.max(initial=0)), limit)
-        table = np.zeros((min(limit.max_num_seqs, len(rows)) + 1, widest), np.int64)
+    ids = [requests[i].get("ids") or () for i in order]
+    covered = np.array([len(row) * id_block_tokens for row in ids], np.int64)
+    blocks, keys, table = kernel_blocks(rows, ids, id_block_tokens, covered, limit)
     state = np.zeros(1, kernel.ENGINE)
     accept = np.array((config["spec"] or {"accept": [0]})["accept"])
     outcome, steps, gaps, events = kernel.replay(
-        rows, state, num_blocks, keys, table, accept, limit, step_time, True, max_steps, np.zeros(1, np.uint8)
+        rows, state, blocks, keys, table, accept, limit, step_time, True, max_steps, np.zeros(1, np.uint8)
     )
     lists = {name: [[] for _ in steps] for name in ("batch", "preempted", "admitted", "finished")}
     token_step = [[] for _ in requests]
@@ -79,7 +72,7 @@ def run_kernel(
     columns |= lists | {name: [sorted(x) for x in lists[name]] for name in ("preempted", "admitted")}
     preemptions = dict(zip(order, rows["num_preemptions"].tolist(), strict=True))
     return {
-        "outcome": ["done", "stalled", "step_limit"][outcome],
+        "outcome": ["done", "stalled", "step_limit", "cancelled", "needs_blocks"][outcome],
         "end_ns": int(state["now_ns"][0]),
         "steps": columns,
         "token_step": token_step,
@@ -88,6 +81,7 @@ def run_kernel(
         "rows": rows,
         "step_rows": steps,
         "gap_rows": gaps,
+        "num_free_blocks": int(state["num_free_blocks"][0]),
     }
 
 
@@ -130,6 +124,7 @@ def limits(config: dict, tracks_blocks: bool) -> kernel.Limits:
         reserves_full_isl=config["scheduler_reserve_full_isl"],
         is_async=config["async_scheduling"],
         by_priority=config["policy"] == "priority",
+        caches_prefixes=config["enable_prefix_caching"],
         tracks_blocks=tracks_blocks,
         num_spec_tokens=spec["k"],
         num_lookahead_tokens=lookahead * spec["k"],

@@ -278,11 +278,11 @@ class Engine:
             hit = len(hit_blocks) * self.block_size
             tokens, drafts = request.num_known - hit, 0
             most = min(self.budget, self.input_budget - self.slots)
-            if self.k and tokens == 1 and not has_chunk and (has_running or hit > 0):
-                if hit + 1 + self.k + 1 <= self.max_model_len:
-                    tokens, drafts = 1 + self.k, self.k
-                    if tokens > most:
-                        break
+            is_padded = self.k and tokens == 1 and not has_chunk and (has_running or hit > 0)
+            if is_padded and hit + 1 + self.k + 1 <= self.max_model_len:
+                tokens, drafts = 1 + self.k, self.k
+                if tokens > most:
+                    break
             if 0 < self.threshold < tokens:
                 tokens = self.threshold
             if not self.config["enable_chunked_prefill"] and tokens > most:
@@ -401,10 +401,10 @@ class Engine:
     def may_admit(self, request: Request, tokens: int, hit_blocks: list[int]) -> bool:
         kept_free = int(self.config["watermark"] * self.config["num_blocks"]) if self.running else 0
         room = len(self.pool.free) - kept_free - self.pool.num_free_among(hit_blocks)
+        wanted = self.num_new_blocks(request, tokens, hit_blocks)
         if self.config["scheduler_reserve_full_isl"]:
-            if max(self.blocks_for(request.num_known) - len(hit_blocks), 0) > room:
-                return False
-        return self.num_new_blocks(request, tokens, hit_blocks) <= room
+            wanted = max(wanted, self.blocks_for(request.num_known) - len(hit_blocks))
+        return wanted <= room
 
     def register(self, request: Request, tokens: int) -> None:
         while request.num_registered < tokens // self.block_size:

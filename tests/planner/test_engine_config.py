@@ -10,7 +10,7 @@ from planner.engine_config import (
     flag_faults,
     flags_from_facts,
 )
-from planner.errors import BadFlags, NotSimulated
+from planner.errors import BadFlags
 from traces.steps import ServerFacts
 
 
@@ -28,6 +28,20 @@ from traces.steps import ServerFacts
         ({"enable_chunked_prefill": False, "max_model_len": 4096}, "chunked prefill is off"),
         ({"max_model_len": 10_000, "num_gpu_blocks": 100}, "does not fit the KV cache of 1584 tokens"),
         ({"num_gpu_blocks": 1}, "null block"),
+        ({"scheduling_policy": "sjf"}, "vLLM knows fcfs and priority"),
+        ({"speculative_method": "ngram", "num_speculative_tokens": 3}, "asynchronous scheduling is not supported"),
+        ({"speculative_method": "medusa"}, "simulated: ngram"),
+        ({"speculative_method": "eagle"}, "num_speculative_tokens is 0"),
+        ({"draft_acceptance_rate": 1.5}, "draft_acceptance_rate is 1.5"),
+        (
+            {
+                "speculative_method": "draft_model",
+                "num_speculative_tokens": 2,
+                "max_num_batched_tokens": 1,
+                "max_num_seqs": 1,
+            },
+            "leaves no room",
+        ),
     ],
 )
 def test_vllm_refuses(settings, word):
@@ -48,15 +62,12 @@ def test_all_faults_are_told_at_once():
         {"long_prefill_token_threshold_adaptive": True},
         {"long_prefill_token_threshold": 4096},
         {"max_model_len": 640_000},
+        {"scheduling_policy": "priority"},
+        {"speculative_method": "ngram", "num_speculative_tokens": 3, "async_scheduling": False},
     ],
 )
 def test_vllm_accepts(settings):
     check_flags(EngineConfig(**settings))
-
-
-def test_what_is_not_simulated_is_refused():
-    with pytest.raises(NotSimulated, match="prefix caching"):
-        check_flags(EngineConfig(enable_prefix_caching=True))
 
 
 @pytest.mark.parametrize(
@@ -67,8 +78,13 @@ def test_defaults_by_device_memory(memory_gib, flags):
 
 
 def test_todays_flags_come_from_the_log():
-    facts = ServerFacts(max_num_batched_tokens=4096, num_gpu_blocks=300, block_size=32, enable_prefix_caching=True)
+    facts = ServerFacts(max_num_batched_tokens=4096, num_gpu_blocks=300, block_size=32, enable_prefix_caching=False)
     config = flags_from_facts(facts)
     assert (config.max_num_batched_tokens, config.max_num_seqs) == (4096, 256)
     assert config.num_kv_tokens == 299 * 32
-    assert changed_flags(EngineConfig(), config) == ("max_num_batched_tokens", "num_gpu_blocks", "block_size")
+    assert changed_flags(EngineConfig(), config) == (
+        "max_num_batched_tokens",
+        "num_gpu_blocks",
+        "block_size",
+        "enable_prefix_caching",
+    )

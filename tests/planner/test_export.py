@@ -40,11 +40,10 @@ def test_full_command_spells_switches_as_vllm_does():
     assert words[words.index("--max-model-len") + 1] == "16384"
 
 
-def test_what_the_simulation_lacks_is_never_advised():
-    """Prefix caching is off in the replay only; the KV pool is vLLM's own business."""
+def test_what_is_vllms_own_business_is_not_exported():
     exported = serve_command(TODAY) + config_yaml(TODAY)
-    assert "prefix-caching" not in exported
     assert "num-gpu-blocks" not in exported
+    assert "acceptance" not in exported
 
 
 def test_yaml_is_what_vllm_reads():

@@ -6,9 +6,21 @@ from hypothesis import strategies as st
 from kernel_runs import limits, run_kernel, run_naive
 
 from planner import kernel
+from planner.replay import kernel_blocks
 from planner.step_time import StepTime
 
 COMPARED = ("outcome", "end_ns", "steps", "token_step", "preemptions", "unfinished")
+
+
+BASIC = {
+    "max_num_batched_tokens": 64, "max_num_scheduled_tokens": None, "max_num_seqs": 8, "max_num_active_seqs": None,
+    "long_prefill_token_threshold": 0, "long_prefill_token_threshold_adaptive": False,
+    "enable_chunked_prefill": True, "scheduler_reserve_full_isl": False, "watermark": 0.0, "async_scheduling": True,
+    "max_model_len": 10**6, "block_size": 4, "num_blocks": 60, "enable_prefix_caching": False, "policy": "fcfs",
+    "spec": None,
+}  # fmt: skip
+ID_BLOCK_TOKENS = 6
+"""Neither divides nor is divided by the block sizes below."""
 
 
 @st.composite
@@ -22,13 +34,17 @@ def scenarios(draw):
             "arrival_ns": st.integers(0, 30).map(lambda i: i * 500),
             "prompt": st.integers(1, max(1, room)),
             "out": st.integers(1, 12),
+            "priority": st.integers(0, 2),
+            "ids": st.lists(st.integers(0, 1), max_size=room // ID_BLOCK_TOKENS + 2),
         }
     )
     requests = draw(st.lists(request, min_size=1, max_size=9))
     for r in requests:
         r["max_tokens"] = r["out"] + draw(st.sampled_from([0, 0, 1, 5]))
-    budget = draw(st.integers(1, 40))
+    budget = draw(st.integers(2, 40))
     num_seqs = draw(st.integers(1, min(budget, 6)))
+    method = draw(st.sampled_from([None, None, "ngram", "ngram_gpu", "eagle", "draft_model"]))
+    drafts = {"method": method, "k": draw(st.integers(1, 3)), "accept": draw(st.lists(st.integers(0, 3), min_size=1))}
     return requests, {
         "max_num_batched_tokens": budget,
         "max_num_scheduled_tokens": draw(st.none() | st.integers(1, 50)),
@@ -39,10 +55,13 @@ def scenarios(draw):
         "enable_chunked_prefill": draw(st.booleans()),
         "scheduler_reserve_full_isl": draw(st.booleans()),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.05, 0.3])),
-        "async_scheduling": draw(st.booleans()),
+        "async_scheduling": draw(st.booleans()) and method != "ngram",
         "max_model_len": draw(st.sampled_from([10**9, max(2, room), max(2, room // 2)])),
         "block_size": block_size,
         "num_blocks": num_blocks,
+        "enable_prefix_caching": draw(st.booleans()),
+        "policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "spec": None if method is None else drafts,
     }
 
 
@@ -55,17 +74,18 @@ STEP_TIMES = st.builds(
     st.sampled_from([0.0, 0.375]),
     st.sampled_from([0.0, 1.5]),
     st.sampled_from([0.0, 0.125]),
+    st.sampled_from([0, 9]),
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(scenarios(), STEP_TIMES)
 def test_kernel_is_the_naive_model(scenario, step_time):
     requests, config = scenario
     requests = [r for r in requests if r["prompt"] < config["max_model_len"]]
-    theirs = run_naive(requests, config, step_time, max_steps=600)
+    theirs = run_naive(requests, config, step_time, 600, ID_BLOCK_TOKENS)
 
-    ours = run_kernel(requests, config, step_time, max_steps=600)
+    ours = run_kernel(requests, config, step_time, 600, ID_BLOCK_TOKENS)
 
     assert {name: ours[name] for name in COMPARED} == {name: theirs[name] for name in COMPARED}
     assert gaps_of(ours) == sorted(gap for times in token_times(theirs) for gap in np.diff(times).tolist())
@@ -76,7 +96,7 @@ def test_kernel_is_the_naive_model(scenario, step_time):
 def test_laws(scenario, step_time):
     requests, config = scenario
     requests = [r for r in requests if r["prompt"] < config["max_model_len"]]
-    run = run_kernel(requests, config, step_time, max_steps=600)
+    run = run_kernel(requests, config, step_time, 600, ID_BLOCK_TOKENS)
     steps, rows = run["step_rows"], run["rows"]
     usable = config["num_blocks"] - 1
 
@@ -85,11 +105,15 @@ def test_laws(scenario, step_time):
     assert (steps["sched_ns"] <= steps["start_ns"]).all()
     assert ((steps["num_free_blocks"] >= 0) & (steps["num_free_blocks"] <= usable)).all()
     assert (steps["num_scheduled"] <= (config["max_num_active_seqs"] or config["max_num_seqs"])).all()
-    assert (steps["prefill_tokens"] + steps["num_decodes"] <= config["max_num_batched_tokens"]).all()
+    tokens = steps["prefill_tokens"] + steps["num_decodes"] + steps["num_draft_tokens"]
+    assert (tokens <= config["max_num_batched_tokens"]).all()
     finished = rows[rows["is_finished"]]
     assert (finished["arrival_ns"] <= finished["first_scheduled_ns"]).all()
     assert (finished["first_scheduled_ns"] < finished["first_token_ns"]).all()
     assert (finished["first_token_ns"] <= finished["last_token_ns"]).all()
+    assert (rows["num_blocks"][rows["is_finished"]] == 0).all()
+    if rows["is_finished"].all():
+        assert run["num_free_blocks"] == usable, "free + used = total; nobody holds anything at the end"
     longest = np.minimum(finished["output_tokens"], config["max_model_len"] - finished["prompt_tokens"])
     assert (finished["num_outputs"] == longest).all(), "every finished request has all its tokens"
     if run["outcome"] == "done":
@@ -120,13 +144,7 @@ def test_same_input_same_bytes():
         {"arrival_ns": int(a), "prompt": int(p), "out": int(o)}
         for a, p, o in zip(rng.integers(0, 10**6, 50), rng.integers(1, 90, 50), rng.integers(1, 30, 50), strict=True)
     ]
-    config = {
-        "max_num_batched_tokens": 64, "max_num_scheduled_tokens": None, "max_num_seqs": 8,
-        "max_num_active_seqs": None, "long_prefill_token_threshold": 16,
-        "long_prefill_token_threshold_adaptive": False, "enable_chunked_prefill": True,
-        "scheduler_reserve_full_isl": False, "watermark": 0.0, "async_scheduling": True,
-        "max_model_len": 10**6, "block_size": 4, "num_blocks": 60,
-    }  # fmt: skip
+    config = BASIC | {"long_prefill_token_threshold": 16}
     first = run_kernel(requests, config, StepTime(1000, 10, 10))
     second = run_kernel(requests, config, StepTime(1000, 10, 10))
     for name in ("rows", "step_rows", "gap_rows"):
@@ -137,18 +155,35 @@ def test_same_input_same_bytes():
 def test_cancel_stops_the_replay():
     rows = np.zeros(1, kernel.REQUEST)
     rows["prompt_tokens"] = rows["num_known"] = rows["output_tokens"] = rows["max_tokens"] = 10
-    config = {
-        "max_num_batched_tokens": 64, "max_num_scheduled_tokens": None, "max_num_seqs": 8,
-        "max_num_active_seqs": None, "long_prefill_token_threshold": 0,
-        "long_prefill_token_threshold_adaptive": False, "enable_chunked_prefill": True,
-        "scheduler_reserve_full_isl": True, "watermark": 0.0, "async_scheduling": False,
-        "max_model_len": 10**6, "block_size": 4, "num_blocks": 60,
-    }  # fmt: skip
+    limit = limits(BASIC, tracks_blocks=False)
     outcome, steps, _, _ = kernel.replay(
-        rows, np.zeros(1, kernel.ENGINE), limits(config), StepTime(1, 1, 1), False, 100, np.ones(1, np.uint8)
+        rows,
+        np.zeros(1, kernel.ENGINE),
+        *kernel_blocks(rows, [], 1, np.zeros(0, np.int64), limit),
+        np.zeros(1, np.int64),
+        limit,
+        StepTime(1, 1, 1),
+        False,
+        100,
+        np.ones(1, np.uint8),
     )
     assert outcome == kernel.CANCELLED
     assert len(steps) == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenarios(), STEP_TIMES)
+def test_counting_blocks_is_enough_until_somebody_is_preempted(scenario, step_time):
+    """Without shared prefixes the count and the identities agree, or the count gives up and says so."""
+    requests, config = scenario
+    requests = [r | {"ids": None} for r in requests if r["prompt"] < config["max_model_len"]]
+    counted = run_kernel(requests, config, step_time, 600, tracks_blocks=False)
+    followed = run_kernel(requests, config, step_time, 600, tracks_blocks=True)
+    if counted["outcome"] == "needs_blocks":
+        assert config["enable_prefix_caching"]
+        assert sum(followed["preemptions"]) > 0
+    elif config["enable_prefix_caching"]:
+        assert {name: counted[name] for name in COMPARED} == {name: followed[name] for name in COMPARED}
 
 
 def token_times(run):

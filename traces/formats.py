@@ -51,12 +51,13 @@ ARRIVAL_STEMS = ("arrival", "arrival_time", "arrival_timestamp", "arrived_at", "
 """Arrival columns outside the layouts; a unit may follow, as in `arrival_ms`."""
 
 UNUSED_COLUMNS = {
-    "priority": "column {!r} is not used: requests are served first come first served",
-    "hash_ids": "column {!r} is not used: prefix reuse is not modelled, so TTFT is an upper bound",
-    "prefix_hashes": "column {!r} is not used: prefix reuse is not modelled, so TTFT is an upper bound",
     "delay": "column {!r} is not used: a request that waits for an earlier answer arrives at its own time stamp",
 }
-"""Columns that mean something for serving and that the trace does not carry yet."""
+"""Columns that mean something for serving and that the trace does not carry."""
+
+PRIORITY_NAMES = ("priority",)
+HASH_NAMES = ("hash_ids", "prefix_hashes")
+"""Columns that a trace may have; the second are lists, one id per block of prompt tokens."""
 
 STEP_COLUMNS = {
     "step_time": (
@@ -102,6 +103,16 @@ class TraceColumns:
     """What is known about the unit of the arrival column."""
     notices: tuple[str, ...]
     """What the user must know about this choice."""
+    priority: str | None = None
+    """Name of the column with priorities."""
+    hashes: str | None = None
+    """Name of the column with prefix hashes."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every column that is read."""
+        optional = (name for name in (self.priority, self.hashes) if name is not None)
+        return (self.arrival, self.prompt, self.output, *optional)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +172,23 @@ def recognise_trace(schema: pa.Schema, form: str, answers: ReadAnswers, file_nam
     loose = [column for column in columns.values() if column not in _all_names() and column not in named.values()]
     if loose:
         notices.append("columns recognised although spelled in another way: " + ", ".join(map(repr, loose)))
+    hashes = _optional(schema, HASH_NAMES, is_list=True)
+    notices += [
+        f"column {column!r} is not used (not one list of ids per row): prompts count as unlike, TTFT is an upper bound"
+        for column in schema.names
+        if column.lower() in HASH_NAMES and hashes is None
+    ]
     stated = _stated(columns["arrival"], layouts[0] if len(layouts) == 1 and not loose else None)
-    return TraceColumns(name, columns["arrival"], columns["prompt"], columns["output"], stated, tuple(notices))
+    return TraceColumns(
+        name,
+        columns["arrival"],
+        columns["prompt"],
+        columns["output"],
+        stated,
+        tuple(notices),
+        priority=_optional(schema, PRIORITY_NAMES, is_list=False),
+        hashes=hashes,
+    )
 
 
 def recognise_steps(schema: pa.Schema, form: str, answers: ReadAnswers, file_name: str) -> StepColumns:
@@ -194,6 +220,17 @@ def recognise_steps(schema: pa.Schema, form: str, answers: ReadAnswers, file_nam
         notices = (f"column {columns['step_time']!r} is taken as the time of a step; {others} not used",)
     needed = ", ".join(columns[role] for role in STEP_ROLES_NEEDED)
     return StepColumns(f"step table ({needed})", tuple(columns.items()), notices)
+
+
+def _optional(schema: pa.Schema, names: tuple[str, ...], is_list: bool) -> str | None:
+    """Return the one column that is called so and is a list or not, or None."""
+    found = [field.name for field in schema if field.name.lower() in names and _is_list(field.type) == is_list]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    """Whether a column holds lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _column_by_column(schema: pa.Schema, form: str, named: dict[str, str | None], file_name: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from traces.checks import (
 )
 from traces.errors import BadData, NeedsAnswer, Problem, Question, UnreadableFile
 from traces.formats import STEP_ROLES_NEEDED, StepColumns, TraceColumns, recognise_steps, recognise_trace
+from traces.prefixes import prefix_hashes, priorities
 from traces.receipt import Dropped, Receipt
 from traces.requests import RequestTrace
 from traces.server_log import LogSteps, is_server_log, parse_server_log
@@ -58,7 +59,7 @@ def read_trace(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) 
         raise UnreadableFile(file_name, "this is a vLLM server log: it holds engine steps, give it as the step log.")
     schema = columns_of(opened, file_name)
     columns = recognise_trace(schema, opened.form, answers, file_name)
-    decoded = decode(opened, schema, [columns.arrival, columns.prompt, columns.output], file_name)
+    decoded = decode(opened, schema, columns.all, file_name)
     if not decoded.num_rows:
         raise _no_rows(file_name, "no requests")
     times = read_times(decoded.table[columns.arrival], columns.arrival, decoded.rows)
@@ -76,6 +77,7 @@ def read_trace(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) 
     return _trace(
         arrivals,
         (prompt.values[keep], output.values[keep], decoded.rows[keep]),
+        (columns, decoded.table.filter(pa.array(keep))),
         answers.clock_change,
         Receipt(
             file_name=file_name,
@@ -143,6 +145,7 @@ def _decide(times: Times, columns: TraceColumns, answers: ReadAnswers, file_name
 def _trace(
     arrivals: Arrivals,
     values: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]],
+    optional: tuple[TraceColumns, pa.Table],
     clock_change: str | None,
     receipt: Receipt,
 ) -> RequestTrace:
@@ -152,12 +155,22 @@ def _trace(
     if isinstance(ordered, Question):
         raise NeedsAnswer(receipt.file_name, (ordered,))
     arrival_ns, order, order_notices = ordered
+    (columns, table), notices = optional, order_notices + arrival_notices(arrival_ns)
+    priority = hashes = None
+    if columns.priority is not None:
+        priority, notice = priorities(table[columns.priority].take(order), columns.priority)
+        notices += (notice,)
+    if columns.hashes is not None:
+        hashes, notice = prefix_hashes(table[columns.hashes].take(order), columns.hashes, prompt_tokens[order])
+        notices += (notice,)
     return RequestTrace(
         arrival_s=arrival_ns / 1e9,
         prompt_tokens=prompt_tokens[order],
         output_tokens=output_tokens[order],
         source_row=rows[order],
-        receipt=replace(receipt, notices=receipt.notices + order_notices + arrival_notices(arrival_ns)),
+        priority=priority,
+        prefix_hashes=hashes,
+        receipt=replace(receipt, notices=receipt.notices + notices),
     )
 
 

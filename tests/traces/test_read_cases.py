@@ -45,7 +45,7 @@ def test_case_of_a_trace(case: Case) -> None:
 def test_what_must_be_told(case: Case) -> None:
     words = {
         "C12_priority_column.parquet": "priority",
-        "C13_mooncake_shared_prefix.jsonl": "upper bound",
+        "C13_mooncake_shared_prefix.jsonl": "one per 512 prompt tokens",
         "C28f_epoch_s_int.parquet": "resolution",
         "C30a_burst_ties_and_failures.csv": "rows 5, 7, 10",
         "C31d_timestamp_s.parquet": "1 s",
@@ -56,6 +56,25 @@ def test_what_must_be_told(case: Case) -> None:
     trace = read_trace(case.path, case.path.name, given(case.sidecar.get("given", {})))
     assert trace.receipt is not None
     assert any(words[case.path.name] in notice for notice in trace.receipt.notices)
+
+
+@pytest.mark.parametrize("case", cases("trace"))
+def test_reusable_prompt_tokens_are_those_stated(case: Case) -> None:
+    """A warm cache without a limit would save every full block that an earlier prompt had."""
+    if "prefix" not in case.sidecar:
+        return
+    trace = read_trace(case.path, case.path.name, given(case.sidecar.get("given", {})))
+    hashes, stated = trace.prefix_hashes, case.sidecar["prefix"]
+    assert hashes is not None
+    assert hashes.block_tokens == stated["block_tokens"]
+    seen: set[tuple[int, ...]] = set()
+    reusable = 0
+    for i, prompt in enumerate(trace.prompt_tokens):
+        ids = tuple(hashes.ids[hashes.offsets[i] : hashes.offsets[i + 1]].tolist())
+        prefixes = [ids[: j + 1] for j in range(int(prompt) // hashes.block_tokens)]
+        reusable += sum(prefix in seen for prefix in prefixes) * hashes.block_tokens
+        seen.update(prefixes)
+    assert reusable == stated["max_reusable_prompt_tokens"]
 
 
 @pytest.mark.parametrize("case", cases("steplog"))

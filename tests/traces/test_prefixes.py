@@ -1,0 +1,56 @@
+"""Priorities and prefix hashes."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from traces.prefixes import prefix_hashes, priorities
+
+
+def lists(*rows: list[object] | None) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(rows)])
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompts", "block_tokens"),
+    [
+        ([[7, 8], [7]], [1000, 512], 512),  # an id per started block
+        ([[7], [7, 9]], [40, 64], 32),  # an id per full block
+        ([[1] * 34], [542], 16),
+        ([["a", "b"], ["a"]], [700, 100], 512),  # ids of any kind
+    ],
+)
+def test_the_block_length_follows_from_the_number_of_ids(rows, prompts, block_tokens) -> None:
+    found, notice = prefix_hashes(lists(*rows), "hash_ids", np.array(prompts))
+    assert found is not None
+    assert found.block_tokens == block_tokens
+    assert f"one per {block_tokens} prompt tokens" in notice
+    per_row = [found.ids[found.offsets[i] : found.offsets[i + 1]].tolist() for i in range(len(rows))]
+    assert [len(row) for row in per_row] == [len(row) for row in rows]
+    same = {id_: code for row, codes in zip(rows, per_row, strict=True) for id_, code in zip(row, codes, strict=True)}
+    assert per_row == [[same[id_] for id_ in row] for row in rows]
+
+
+def test_a_request_without_a_list_shares_nothing() -> None:
+    found, _ = prefix_hashes(lists([3, 4], None, [3]), "hash_ids", np.array([600, 900, 512]))
+    assert found is not None
+    assert found.offsets.tolist() == [0, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"), [([[1, 2, 3], [1]], "fits no block length"), ([[1, None], [1]], "some ids are missing")]
+)
+def test_hashes_that_cannot_be_right_are_not_used(rows, words) -> None:
+    found, notice = prefix_hashes(lists(*rows), "hash_ids", np.array([600, 500]))
+    assert found is None
+    assert words in notice
+    assert "upper bound" in notice
+
+
+def test_priorities() -> None:
+    values, notice = priorities(pa.chunked_array([pa.array([2, -1, 0], pa.int32())]), "priority")
+    assert values is not None
+    assert values.tolist() == [2, -1, 0]
+    assert "lower runs first" in notice
+    assert priorities(pa.chunked_array([pa.array([1, None])]), "priority")[0] is None
+    assert "whole number" in priorities(pa.chunked_array([pa.array(["high", "low"])]), "priority")[1]

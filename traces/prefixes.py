@@ -1,0 +1,64 @@
+"""Optional columns of a request trace: priorities, and what the prompts have in common."""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from traces.requests import PrefixHashes
+
+BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024, 2048, 1, 2, 4, 8)
+"""Block lengths that traces use, tokens; the first that explains the lists is taken (512 is Mooncake's own)."""
+
+
+def priorities(column: pa.ChunkedArray, name: str) -> tuple[npt.NDArray[np.int64] | None, str]:
+    """Priorities as whole numbers, or None; with what the user must know."""
+    try:
+        values = pc.cast(column, pa.int64())
+    except pa.ArrowException:
+        return None, f"column {name!r} is not used: a priority is a whole number, lower runs first"
+    if values.null_count:
+        return None, f"column {name!r} is not used: {values.null_count:,} rows have no priority"
+    text = f'column {name!r} is read as priority, lower runs first; it acts under the scheduling policy "priority"'
+    return values.to_numpy().astype(np.int64), text
+
+
+def prefix_hashes(
+    column: pa.ChunkedArray, name: str, prompt_tokens: npt.NDArray[np.int64]
+) -> tuple[PrefixHashes | None, str]:
+    """Prefix hashes with the block length that their number implies, or None; with what the user must know.
+
+    Parameters
+    ----------
+    column : pa.ChunkedArray
+        n lists of ids; an absent list says nothing about its request.
+    name : str
+        The column's name, for messages.
+    prompt_tokens : (n,) int64
+
+    Source
+    ------
+    Mooncake traces have an id per started block of 512 tokens, vLLM's timed_trace one per started block of 16.
+    """
+    lists = column.combine_chunks()
+    num_ids = np.nan_to_num(pc.list_value_length(lists).to_numpy(zero_copy_only=False)).astype(np.int64)
+    block_tokens = _block_tokens(num_ids, prompt_tokens)
+    ids = lists.flatten()
+    if block_tokens is None or ids.null_count:
+        why = "some ids are missing" if ids.null_count else "the number of ids fits no block length"
+        return None, f"column {name!r} is not used ({why}): prefix reuse is not modelled, so TTFT is an upper bound"
+    codes = ids.dictionary_encode().indices.to_numpy().astype(np.int64) if len(ids) else np.zeros(0, np.int64)
+    offsets = np.concatenate([[0], np.cumsum(num_ids)]).astype(np.int64)
+    text = f"column {name!r} is read as prefix hashes, one per {block_tokens} prompt tokens"
+    return PrefixHashes(codes, offsets, block_tokens), text
+
+
+def _block_tokens(num_ids: npt.NDArray[np.int64], prompt_tokens: npt.NDArray[np.int64]) -> int | None:
+    """The block length under which every list has an id per started, or per full, block of its prompt."""
+    stated = num_ids > 0
+    num_ids, prompt_tokens = num_ids[stated], prompt_tokens[stated]
+    for block_tokens in BLOCK_TOKENS:
+        started, full = -(-prompt_tokens // block_tokens), prompt_tokens // block_tokens
+        if (num_ids == started).all() or (num_ids == full).all():
+            return block_tokens
+    return None

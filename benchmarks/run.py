@@ -74,6 +74,9 @@ def naive_requests_per_s(trace: RequestTrace, config: EngineConfig) -> float:
         "max_model_len": NO_LIMIT,
         "block_size": config.block_size,
         "num_blocks": config.num_gpu_blocks,
+        "enable_prefix_caching": False,
+        "policy": "fcfs",
+        "spec": None,
     }
     started = time.perf_counter()
     Engine(

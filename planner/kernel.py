@@ -187,7 +187,8 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, reco
     limits : Limits
     step_time : StepTime
     records_events : bool
-        Whether to write `EVENT` rows (who ran, was evicted, …); needed to look inside, not for numbers.
+        Whether to write `EVENT` rows (who ran, was evicted, …); needed to look inside, not for numbers. Every step
+        is then taken by itself; without, stretches in which everybody just decodes are taken at once (`coast`).
     max_steps : int
         Stop after this many recorded steps.
     cancel : (1,) uint8
@@ -213,6 +214,7 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, reco
     queue = np.empty(len(requests) + 1, np.int64)
     flights = np.zeros(2, FLIGHT)
     entries = np.empty((2, cap + 1), ENTRY)
+    phases = np.empty((limits.block_size + 1) + cap, np.int64)
     steps = np.empty(1024, STEP)
     gaps = np.empty(1024, GAP)
     events = np.empty(1024 if records_events else 0, EVENT)
@@ -266,6 +268,18 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, reco
         )  # fmt: skip
         oldest = (oldest + 1) % 2
         num_flights -= 1
+        if not records_events and num_flights == depth - 1:
+            last = flights[(oldest + 1) % 2] if depth == 1 else flights[oldest]
+            last_entries = entries[(oldest + 1) % 2] if depth == 1 else entries[oldest]
+            num_coasting = steps_to_coast(engine, requests, running, limits, last, last_entries)
+            num_coasting = min(num_coasting, max_steps - engine.num_steps)
+            if num_coasting > 0:
+                if engine.num_steps + num_coasting > len(steps):
+                    steps = grown(steps, engine.num_steps + num_coasting)
+                coast(
+                    engine, requests, running, queue, blocks, keys, table, limits, step_time, last, phases, steps,
+                    num_coasting,
+                )  # fmt: skip
     num_steps, num_gaps, num_events = engine.num_steps, engine.num_gaps, engine.num_events
     return outcome, steps[:num_steps].copy(), gaps[:num_gaps].copy(), events[:num_events].copy()
 
@@ -653,6 +667,156 @@ def deliver_token(row, request, engine, flight, steps, gaps, events):
             engine.num_gaps += 1
     request.last_token_ns = flight.end_ns
     request.last_token_step = flight.step
+
+
+@njit(cache=True, nogil=True)
+def steps_to_coast(engine, requests, running, limits, last, last_entries):
+    """How many steps in a row certainly repeat the last one, in which everybody running decoded one token.
+
+    Nobody ends, and nobody who waits can start: the last step shows that the head of the queue did not fit, and blocks
+    only become fewer. With block identities a later lookup could still hit more, so there nobody may wait, unless all
+    seats are taken. 0 = take the next step by itself.
+    """
+    num_running = engine.num_running
+    if num_running == 0 or last.num_entries != num_running or last.num_preempted > 0:
+        return 0
+    if limits.num_spec_tokens > 0 or engine.must_announce_finished:  # the second: blocks have become free since
+        return 0
+    is_full = num_running >= limits.max_num_seqs
+    if num_waiting(engine) > 0 and not is_full and (limits.tracks_blocks or limits.is_threshold_adaptive):
+        return 0
+    last_step = engine.num_steps - (2 if limits.is_async else 1)
+    in_flight = 1 if limits.is_async else 0
+    most = np.int64(1) << 62
+    for j in range(num_running - 1, -1, -1):  # admissions stand last
+        entry, request = last_entries[j], requests[running[j]]
+        if (
+            entry.request != running[j]
+            or entry.tokens != 1
+            or entry.is_admission
+            or not entry.samples
+            or entry.num_preemptions != request.num_preemptions
+            or request.num_placeholders != in_flight
+            or request.num_known + in_flight - request.num_computed != 1
+            or request.num_blocks != blocks_for(request.num_computed, limits)
+            or request.last_token_step != last_step
+        ):
+            return 0
+        most = min(most, request.output_tokens - request.num_outputs - 1 - in_flight)
+        most = min(most, limits.max_model_len - request.num_computed - 2 - in_flight)
+    return max(most, 0)
+
+
+@njit(cache=True, nogil=True)
+def coast(engine, requests, running, queue, blocks, keys, table, limits, step_time, last, phases, steps, num_steps):
+    """Take up to `num_steps` steps in which everybody running decodes one token, without visiting everybody.
+
+    What differs from step to step is counted: the context read, and the blocks taken by those that fill one. Stops
+    before a step in which an arrival could act or the pool is short. The rows come out as if taken one by one.
+    """
+    num_running = engine.num_running
+    block_size = limits.block_size
+    group_by_phase(requests, running, num_running, block_size, phases)
+    kv_decode_tokens = 0
+    for j in range(num_running):
+        kv_decode_tokens += requests[running[j]].num_computed + 1
+    may_arrive = num_waiting(engine) > 0 or num_running >= limits.max_num_seqs
+    worst_gap_ns = 0
+    done = 0
+    while done < num_steps:
+        if engine.next_arrival < len(requests) and requests[engine.next_arrival].arrival_ns <= engine.now_ns:
+            if not may_arrive or limits.by_priority:
+                break
+            admit_arrivals(engine, requests, queue, limits)
+        phase = (block_size - done % block_size) % block_size
+        begin, end = phases[phase], phases[phase + 1]
+        if end - begin > engine.num_free_blocks:
+            break
+        engine.num_free_blocks -= end - begin
+        if limits.tracks_blocks:
+            fill_blocks(requests, blocks, keys, table, limits, phases, done)
+        start_ns = max(engine.now_ns, engine.gpu_free_ns)
+        end_ns = start_ns + step_ns(step_time, num_running, 0, kv_decode_tokens, 0.0, 0)
+        step = steps[engine.num_steps]
+        step.sched_ns = engine.now_ns
+        step.start_ns = start_ns
+        step.end_ns = end_ns
+        step.num_running = num_running
+        step.num_waiting = num_waiting(engine)
+        step.num_free_blocks = engine.num_free_blocks
+        step.num_scheduled = num_running
+        step.num_decodes = num_running
+        step.prefill_tokens = 0
+        step.num_draft_tokens = 0
+        step.kv_decode_tokens = kv_decode_tokens
+        step.prefill_attention = 0.0
+        step.num_preempted = 0
+        step.num_gaps = 0
+        # Asynchronously the output that is processed now is the step before's; this one is then in flight.
+        ended = engine.num_steps - 1 if limits.is_async else engine.num_steps
+        engine.now_ns = steps[ended].end_ns
+        steps[ended].num_gaps = num_running
+        worst_gap_ns = max(worst_gap_ns, engine.now_ns - steps[ended - 1].end_ns)
+        engine.gpu_free_ns = end_ns
+        engine.num_steps += 1
+        kv_decode_tokens += num_running
+        done += 1
+    last.step = engine.num_steps - 1
+    last.end_ns = engine.gpu_free_ns
+    last_step = engine.num_steps - (2 if limits.is_async else 1)
+    for j in range(num_running):
+        request = requests[running[j]]
+        if not limits.tracks_blocks:
+            request.num_blocks = blocks_for(request.num_computed + done, limits)
+        request.num_known += done
+        request.num_computed += done
+        request.num_outputs += done
+        request.worst_gap_ns = max(request.worst_gap_ns, worst_gap_ns)
+        request.last_token_ns = steps[last_step].end_ns
+        request.last_token_step = last_step
+
+
+@njit(cache=True, nogil=True)
+def group_by_phase(requests, running, num_running, block_size, phases):
+    """Sort the running requests by how far into their last block they are, in their order within each group.
+
+    `phases` gets block_size + 1 borders, then the rows of the requests, group after group; borders count from behind
+    the borders. Group r needs a block as soon as r more tokens than a multiple of the block size are computed.
+    """
+    for r in range(block_size + 1):
+        phases[r] = 0
+    for j in range(num_running):
+        phases[requests[running[j]].num_computed % block_size + 1] += 1
+    for r in range(block_size):
+        phases[r + 1] += phases[r]
+    for j in range(num_running - 1, -1, -1):
+        r = requests[running[j]].num_computed % block_size
+        phases[r + 1] -= 1
+        phases[block_size + 1 + phases[r + 1]] = running[j]
+    # The borders have moved down by one group each; the last one is the number of requests again.
+    for r in range(block_size):
+        phases[r] = phases[r + 1]
+    phases[block_size] = num_running
+
+
+@njit(cache=True, nogil=True)
+def fill_blocks(requests, blocks, keys, table, limits, phases, done):
+    """The block verbs of one coasting step: who starts a block takes one, who has filled one registers it.
+
+    A block counts as filled when its last token is known at the moment of scheduling, as in `allocate`.
+    """
+    block_size = limits.block_size
+    phase = (block_size - done % block_size) % block_size
+    for j in range(phases[phase], phases[phase + 1]):
+        request = requests[phases[block_size + 1 + j]]
+        table[request.slot, request.num_blocks] = take_block(blocks, keys)
+        request.num_blocks += 1
+    # Synchronously the token scheduled now is known; asynchronously it is in flight.
+    phase = phase if limits.is_async else (block_size - (done + 1) % block_size) % block_size
+    for j in range(phases[phase], phases[phase + 1]):
+        request = requests[phases[block_size + 1 + j]]
+        known = request.num_known + done
+        register(request, blocks, keys, table, limits, known)
 
 
 @njit(cache=True, nogil=True)

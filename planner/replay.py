@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -245,12 +245,18 @@ def _run(
         table,
         acceptance_pattern(config),
         limits,
-        step_time,
+        _typed(step_time),
         records_events,
         MAX_STEPS,
         cancel,
     )
     return _Ran(outcome, int(state["now_ns"][0]), rows, steps, gaps, events)
+
+
+def _typed(step_time: StepTime) -> StepTime:
+    """The same coefficients in exactly the declared types: numba would compile everything anew for a 0 that is no 0.0."""
+    types = get_type_hints(StepTime)
+    return StepTime(**{name: types[name](value) for name, value in step_time._asdict().items()})
 
 
 def kernel_blocks(

@@ -32,6 +32,7 @@ def run_kernel(
     max_steps: int = 200_000,
     id_block_tokens: int = 16,
     tracks_blocks: bool | None = None,
+    records_events: bool = True,
 ) -> dict:
     """`requests` and `config` as in the recordings, arrivals in `arrival_ns`; the result in their form, too."""
     tracks_blocks = config["enable_prefix_caching"] if tracks_blocks is None else tracks_blocks
@@ -52,7 +53,7 @@ def run_kernel(
     state = np.zeros(1, kernel.ENGINE)
     accept = np.array((config["spec"] or {"accept": [0]})["accept"])
     outcome, steps, gaps, events = kernel.replay(
-        rows, state, blocks, keys, table, accept, limit, step_time, True, max_steps, np.zeros(1, np.uint8)
+        rows, state, blocks, keys, table, accept, limit, step_time, records_events, max_steps, np.zeros(1, np.uint8)
     )
     lists = {name: [[] for _ in steps] for name in ("batch", "preempted", "admitted", "finished")}
     token_step = [[] for _ in requests]

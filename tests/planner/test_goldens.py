@@ -6,6 +6,7 @@ from array import array
 import pytest
 from goldens import SHIPPED, accepted_requests, golden_paths, read_golden, requests_of, step_time_of
 from kernel_runs import run_kernel, run_naive
+from test_kernel import same_bytes
 
 pytestmark = pytest.mark.golden
 
@@ -32,6 +33,20 @@ def test_recording_is_reproduced_exactly(path, run):
             assert columns[name] == column, name
     compare_requests(ours, recorded, accepted, scenario["detail"])
     assert [accepted[i] for i in ours["unfinished"]] == recorded["unfinished"]
+
+
+@pytest.mark.parametrize("path", golden_paths(), ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_coasting_changes_nothing(path):
+    golden = read_golden(path)
+    scenario = golden["scenario"]
+    arguments = (
+        requests_of(golden),
+        scenario["config"],
+        step_time_of(scenario),
+        scenario["max_steps"],
+        scenario["id_block_tokens"],
+    )
+    same_bytes(run_kernel(*arguments), run_kernel(*arguments, records_events=False))
 
 
 def in_recorded_form(steps: dict, accepted: list[int], detail: str) -> dict:

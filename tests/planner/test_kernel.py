@@ -171,6 +171,28 @@ def test_cancel_stops_the_replay():
     assert len(steps) == 0
 
 
+@settings(max_examples=800, deadline=None)
+@given(scenarios(), STEP_TIMES, st.integers(1, 40))
+def test_coasting_changes_nothing(scenario, step_time, longer):
+    """Stretches of decode steps taken at once leave the same rows as steps taken one by one."""
+    requests, config = scenario
+    requests = [r | {"out": r["out"] * longer} for r in requests if r["prompt"] < config["max_model_len"]]
+    requests = [r | {"max_tokens": r["out"] + r["priority"]} for r in requests]
+    one_by_one = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS)
+    coasting = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS, records_events=False)
+    same_bytes(one_by_one, coasting)
+
+
+def same_bytes(one: dict, other: dict) -> None:
+    assert (one["outcome"], one["end_ns"], one["num_free_blocks"]) == (
+        other["outcome"],
+        other["end_ns"],
+        other["num_free_blocks"],
+    )
+    for name in ("step_rows", "gap_rows", "rows"):
+        assert one[name].tobytes() == other[name].tobytes(), name
+
+
 @settings(max_examples=200, deadline=None)
 @given(scenarios(), STEP_TIMES)
 def test_counting_blocks_is_enough_until_somebody_is_preempted(scenario, step_time):

@@ -104,10 +104,10 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Search the three flags and print the answer."""
+    slo = _slo(arguments)
     trace = _trace(arguments)
     model, known = _model(arguments)
     today = _config(arguments, known)
-    slo = _slo(arguments)
     _say_unseen_prefixes(trace, today)
     warm_up()
     plan = recommend(

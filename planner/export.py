@@ -31,14 +31,14 @@ def serve_command(config: EngineConfig, today: EngineConfig | None = None, model
         When given, only flags that differ from it are written.
     model : str
     """
-    parts = ["vllm serve", model]
+    parts = [f"vllm serve {model}"]
     for name, value in flags(config, today).items():
         option = name.replace("_", "-")
         if isinstance(value, bool):
             parts.append(f"--{option}" if value else f"--no-{option}")
         else:
             parts.append(f"--{option} {value}")
-    return " \\\n  ".join(parts) if len(parts) > 4 else " ".join(parts)
+    return " \\\n  ".join(parts) if len(parts) > 3 else " ".join(parts)
 
 
 def config_yaml(config: EngineConfig, model: str = MODEL) -> str:

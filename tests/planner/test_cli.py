@@ -1,0 +1,204 @@
+"""The command line: what it prints, where, and how it ends."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from shared import Case, cases, files
+from traces_by_hand import chat_trace
+
+from planner.cli import main
+from planner.engine_config import EngineConfig
+from traces.synthetic import LOG_SAMPLE, TRACE_SAMPLE
+
+
+@pytest.fixture
+def trace_file(tmp_path):
+    trace = chat_trace(150)
+    path = tmp_path / "trace.parquet"
+    columns = {name: getattr(trace, name) for name in ("arrival_s", "prompt_tokens", "output_tokens")}
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_replay_prints_one_json_object(capsys, trace_file):
+    code, out, _ = run(capsys, "replay", trace_file, "--max-num-batched-tokens", 512, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["requests"] == document["finished"] == 150
+    assert document["flags"]["max_num_batched_tokens"] == 512
+    assert document["itl_ms"]["p50"] <= document["itl_ms"]["p99"] <= document["worst_gap_ms"]
+    assert document["kernel_seconds"] < 1.0, "compiling does not count"
+    assert document["trace"]["receipt"]["prompt_tokens_sum"] == int(chat_trace(150).prompt_tokens.sum())
+    assert document["simulated"]["vllm"] == "0.32"
+
+
+def test_replay_speaks_to_people(capsys, trace_file):
+    code, out, _ = run(capsys, "replay", trace_file, "--no-async-scheduling", "--no-scheduler-reserve-full-isl")
+    assert code == 0
+    assert "asynchronous scheduling: off" in out
+    assert "150 of 150 requests finished" in out
+    assert "ITL, pooled gaps" in out
+
+
+def test_the_road_from_log_to_flags(capsys, tmp_path):
+    """The sample: today's flags miss 80 ms, the recommended ones meet it, and --model repeats the answer of --steps."""
+    model, plan = tmp_path / "model.json", tmp_path / "plan.json"
+    code, out, _ = run(capsys, "calibrate", LOG_SAMPLE, "-o", model)
+    assert code == 0
+    assert "per_prefill_token" in out
+    code, out, err = run(capsys, "plan", TRACE_SAMPLE, "--steps", LOG_SAMPLE, "--itl-ms", 80, "--json", "-o", plan)
+    document = json.loads(out)
+    assert code == 0
+    assert json.loads(plan.read_text()) == document
+    assert "replays" in err
+    assert document["verdict"] == "met"
+    assert document["today"]["flags"]["max_num_batched_tokens"] == 8192, "today's flags come from the log"
+    assert document["today"]["violations"]
+    assert document["recommended"]["summary"]["itl_at_percentile_s"] <= 0.080
+    assert document["command"].startswith("vllm serve MODEL")
+    assert document["probability_met"] is not None
+
+    flags = document["today"]["flags"]
+    given = [f"--{name.replace('_', '-')}={flags[name]}" for name in ("max_num_batched_tokens", "max_num_seqs")]
+    given += [f"--num-gpu-blocks={flags['num_gpu_blocks']}", f"--block-size={flags['block_size']}"]
+    if flags["max_model_len"]:
+        given += [f"--max-model-len={flags['max_model_len']}"]
+    if not flags["enable_prefix_caching"]:
+        given += ["--no-enable-prefix-caching"]
+    _, again, _ = run(capsys, "plan", TRACE_SAMPLE, "--model", model, "--itl-ms", 80, "--json", *given)
+    assert json.loads(again)["recommended"] == document["recommended"]
+
+
+def test_a_target_that_no_setting_meets_ends_with_3(capsys, trace_file, tmp_path):
+    model = tmp_path / "m.json"
+    step_time = {"base_ns": 8_000_000, "per_seq_ns": 60_000, "per_prefill_token_ns": 20_000}
+    model.write_text(json.dumps({"version": 1, "step_time": step_time}))
+    code, out, _ = run(capsys, "plan", trace_file, "--model", model, "--itl-ms", 5)
+    assert code == 3
+    assert "Missed by every setting" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["replay", "absent.parquet"], "absent.parquet"),
+        (["replay", "{trace}", "--max-num-seqs", "9000"], "smaller than max_num_seqs"),
+        (["replay", "{trace}", "--base-ms", "-1"], "must not be negative"),
+        (["replay", "{trace}", "--model", "absent.json"], "cannot be read"),
+        (["replay", "{trace}", "--arrival-unit", "hours"], "arrival_unit"),
+        (["plan", "{trace}", "--itl-ms", "80"], "needs --steps STEPLOG or --model"),
+        (["plan", "{trace}", "--model", "m", "--itl-ms", "0"], "must be above 0"),
+        (["calibrate", "{trace}"], "trace"),
+    ],
+)
+def test_bad_input_ends_with_2_and_says_why_on_standard_error(capsys, trace_file, arguments, words):
+    code, out, err = run(capsys, *(argument.format(trace=trace_file) for argument in arguments))
+    assert code == 2
+    assert out == ""
+    assert words in err
+
+
+def test_bad_usage_ends_with_2(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["replay"])
+    assert end.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_needs_an_answer_names_the_option(capsys, tmp_path):
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 3}\n' * 3)
+    code, _, err = run(capsys, "replay", path)
+    assert code == 2
+    assert "--arrival-unit ms" in err
+    code, _, _ = run(capsys, "replay", path, "--arrival-unit", "ms")
+    assert code == 0
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize("case", cases("trace"))
+def test_expected_numbers_of_the_cases(capsys, case: Case):
+    """Bands from an independent small model: synchronous, no prefix cache, first come first served."""
+    expected = case.sidecar.get("replay")
+    if expected is None:
+        pytest.skip("the case states no replay")
+    model = expected["model"]
+    for config, want in zip(expected["config"], expected["expect"], strict=True):
+        if config.get("replicas", 1) > 1:
+            continue
+        options = {
+            "base-ms": model["d_ms"], "per-seq-ms": 0, "per-prefill-token-ms": model["p_ms_per_token"],
+            "max-num-batched-tokens": config["max_num_batched_tokens"], "max-num-seqs": config["max_num_seqs"],
+            "long-prefill-token-threshold": config["long_prefill_token_threshold"],
+            "block-size": config["block_size"],
+            "num-gpu-blocks": config["kv_cache_tokens"] // config["block_size"] + 1,
+        }  # fmt: skip
+        switches = ["--no-async-scheduling", "--no-enable-prefix-caching", "--json"]
+        if "older" in config.get("admission", ""):
+            switches.append("--no-scheduler-reserve-full-isl")
+        given = [f"--{name}={value}" for name, value in options.items()]
+        code, out, _ = run(capsys, "replay", case.path, *given, *switches)
+        assert code == 0
+        compare_with_bands(json.loads(out), want)
+
+
+def compare_with_bands(got: dict, want: dict) -> None:
+    """Those of the stated numbers that `planner replay` prints."""
+    bands = {
+        "worst_gap_ms": got["worst_gap_ms"],
+        "p99_gap_ms": got["itl_ms"]["p99"],
+        "p50_gap_ms": got["itl_ms"]["p50"],
+        "pooled_gap_p50_ms": got["itl_ms"]["p50"],
+        "pooled_gap_p99_ms": got["itl_ms"]["p99"],
+        "pooled_gap_max_ms": got["itl_ms"]["max"],
+        "per_request_mean_ms": got["tpot_ms"]["mean"],
+        "ttft_max_s": got["ttft_ms"]["max"] / 1e3,
+        "ttft_long_s": got["ttft_ms"]["max"] / 1e3,
+        "preemptions_between": got["preemptions"],
+        "makespan_s": got["makespan_s"],
+    }
+    exact = {
+        "preemptions": got["preemptions"],
+        "preempted_requests": got["preempted_requests"],
+        "served": got["finished"],
+        "unservable": got["never_run"],
+    }
+    for name, value in want.items():
+        if name in bands and isinstance(value, list):
+            assert value[0] <= bands[name] <= value[1], name
+        elif name in exact:
+            assert exact[name] == value, name
+        elif name == "peak_running":
+            low, high = value if isinstance(value, list) else (value, value)
+            assert low <= got["peak_running"] <= high
+        elif name.endswith("_at_least"):
+            number = {"preemptions": got["preemptions"], "ttft_p99_s": got["ttft_ms"]["p99"] / 1e3}
+            assert number[name.removesuffix("_at_least")] >= value, name
+        elif name == "stable":
+            assert got["unstable"] is not value
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("path", files("data/traces/*.parquet"))
+def test_real_traces_replay(capsys, path):
+    code, out, _ = run(capsys, "replay", path, "--arrival-unit", "ms", "--num-gpu-blocks", 400_001, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["outcome"] == "done"
+    assert document["finished"] + document["never_run"] == document["requests"]
+
+
+def test_every_flag_of_the_configuration_is_an_option(capsys, trace_file):
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    shown = capsys.readouterr().out
+    for field in EngineConfig.__dataclass_fields__:
+        assert "--" + field.replace("_", "-") in shown

@@ -9,6 +9,10 @@ from planner.slo import Slo
 from traces.requests import RequestTrace
 
 
+WORTHWHILE = 0.05
+"""A gain in TTFT below this share is no reason to restart a server."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer in a sentence."""
@@ -51,7 +55,9 @@ def _met_sentence(plan: Recommendation, best: Candidate) -> str:
     ttft, ttft_today = best.summary.ttft_at_percentile_s, plan.today.summary.ttft_at_percentile_s
     price = f"TTFT p{100 * plan.slo.ttft_percentile:g} {seconds(ttft)} instead of {seconds(ttft_today)}"
     if plan.today.meets:
-        return f"{head}; today's flags meet it too ({seconds(today)}). The change gives {price}."
+        gain = 1 - ttft / ttft_today
+        advice = f"The change gives {price}." if gain >= WORTHWHILE else f"No need to change: at best {price}."
+        return f"{head}; today's flags meet it too ({seconds(today)}). {advice}"
     why = "; ".join(rejection_sentence(v) for v in plan.today.violations)
     return f"{head}; today's flags miss it ({why}). {price}."
 
@@ -74,25 +80,24 @@ def rejection_sentence(rejection: Rejection) -> str:
 def binding_constraint(plan: Recommendation) -> str:
     """What keeps the answer from being better, in a sentence."""
     if plan.best is None:
-        return "No setting meets the targets, so nothing binds but the targets themselves."
-    config = plan.best.engine_config
-    larger = [
-        (c, r)
-        for c, r in plan.losers
-        if c.engine_config.max_num_batched_tokens > config.max_num_batched_tokens
-        and c.engine_config.max_num_seqs == config.max_num_seqs
-        and c.engine_config.long_prefill_token_threshold == config.long_prefill_token_threshold
+        return "No setting meets the targets: see what the closest one misses."
+    best_ttft = plan.best.summary.ttft_at_percentile_s
+    tempting = [
+        candidate
+        for candidate, _ in plan.losers
+        if candidate.violations
+        and not candidate.summary.is_unstable
+        and candidate.summary.ttft_at_percentile_s < best_ttft
     ]
-    failing = [(c, r) for c, r in larger if not c.meets]
-    if failing:
-        candidate, rejection = min(failing, key=lambda pair: pair[0].engine_config.max_num_batched_tokens)
+    if tempting:
+        nearest = min(tempting, key=lambda c: max(v.measured / v.limit for v in c.violations))
         return (
-            f"The budget binds: at {candidate.engine_config.max_num_batched_tokens:,} tokens, "
-            f"{rejection_sentence(rejection)}."
+            f"The target binds: {flags_in_words(nearest)} would give TTFT p{100 * plan.slo.ttft_percentile:g} "
+            f"{seconds(nearest.summary.ttft_at_percentile_s)}, but {rejection_sentence(nearest.violations[0])}."
         )
     if plan.best.summary.num_preemptions:
         return f"KV memory binds: {plan.best.summary.num_preemptions:,} preemptions even under the recommended flags."
-    return "No flag binds: larger budgets were tried and meet the targets too, without a lower TTFT."
+    return "No target binds: nothing that misses one would bring the first token sooner."
 
 
 def no_op_flags(plan: Recommendation) -> tuple[str, ...]:

@@ -66,13 +66,13 @@ def test_the_road_from_log_to_flags(capsys, tmp_path):
     assert document["command"].startswith("vllm serve MODEL")
     assert document["probability_met"] is not None
 
-    flags = document["today"]["flags"]
-    given = [f"--{name.replace('_', '-')}={flags[name]}" for name in ("max_num_batched_tokens", "max_num_seqs")]
-    given += [f"--num-gpu-blocks={flags['num_gpu_blocks']}", f"--block-size={flags['block_size']}"]
-    if flags["max_model_len"]:
-        given += [f"--max-model-len={flags['max_model_len']}"]
-    if not flags["enable_prefix_caching"]:
-        given += ["--no-enable-prefix-caching"]
+    given = []
+    for name, value in document["today"]["flags"].items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            given.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            given.append(f"--{option}={value}")
     _, again, _ = run(capsys, "plan", TRACE_SAMPLE, "--model", model, "--itl-ms", 80, "--json", *given)
     assert json.loads(again)["recommended"] == document["recommended"]
 

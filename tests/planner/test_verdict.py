@@ -30,13 +30,19 @@ def test_met_where_today_misses():
     assert (
         f"today's flags miss it (token gap at the percentile {seconds(found.today.summary.itl.p99_s)}" in said.sentence
     )
-    assert "The budget binds: at " in binding_constraint(found)
+    assert binding_constraint(found).startswith(
+        "The target binds: budget 2,048, seats 64, threshold off would give TTFT"
+    )
     assert any("max_num_seqs 64 is never reached" in text for text in no_op_flags(found))
 
 
 def test_met_already_by_todays_flags():
     found = plan(itl_s=2.0, today=replace(TODAY, max_num_batched_tokens=1024))
     assert "today's flags meet it too" in verdict(found).sentence
+    assert "The change gives TTFT p99" in verdict(found).sentence
+    summary = replace(found.best.summary, ttft_at_percentile_s=1.01 * found.best.summary.ttft_at_percentile_s)
+    nearly_best = replace(found, today=replace(found.today, summary=summary))
+    assert "No need to change: at best TTFT p99" in verdict(nearly_best).sentence
     same = plan(itl_s=2.0, space=SearchSpace((8192,), (64,), (0,)))
     assert "with today's flags; nothing that was tried is better" in verdict(same).sentence
 

@@ -1,5 +1,7 @@
 """Kernel and naive model agree exactly on whatever hypothesis thinks of; the laws hold on every run."""
 
+import os
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,8 @@ BASIC = {
     "max_model_len": 10**6, "block_size": 4, "num_blocks": 60, "enable_prefix_caching": False, "policy": "fcfs",
     "spec": None,
 }  # fmt: skip
+EXAMPLES = int(os.environ.get("KERNEL_EXAMPLES", "2000"))
+"""Scenarios per comparison; set it to 100000 for a night."""
 ID_BLOCK_TOKENS = 6
 """Neither divides nor is divided by the block sizes below."""
 
@@ -78,7 +82,7 @@ STEP_TIMES = st.builds(
 )
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(scenarios(), STEP_TIMES)
 def test_kernel_is_the_naive_model(scenario, step_time):
     requests, config = scenario
@@ -171,7 +175,7 @@ def test_cancel_stops_the_replay():
     assert len(steps) == 0
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(scenarios(), STEP_TIMES, st.integers(1, 40))
 def test_coasting_changes_nothing(scenario, step_time, longer):
     """Stretches of decode steps taken at once leave the same rows as steps taken one by one."""

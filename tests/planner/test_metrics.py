@@ -10,6 +10,7 @@ from planner import metrics
 from planner.engine_config import EngineConfig
 from planner.replay import replay
 from planner.step_time import StepTime
+from traces.requests import RequestTrace
 
 SYNC = EngineConfig(max_num_batched_tokens=100, max_num_seqs=8, async_scheduling=False)
 TEN_MS_PLUS_ONE_PER_TOKEN = StepTime(10_000_000, 0, 1_000_000)
@@ -63,6 +64,25 @@ def test_a_request_larger_than_the_pool_is_named_and_the_rest_replayed():
     assert run.is_finished.tolist() == [True, False, True]
     assert np.isnan(run.first_token_s[1])
     assert run.outcome == "done"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_ten_thousand_arrivals_at_once(is_async):
+    config = EngineConfig(max_num_batched_tokens=2048, num_gpu_blocks=4001, async_scheduling=is_async)
+    run = replay(trace_of(*[(0.0, 50, 3)] * 10_000), config, TEN_MS_PLUS_ONE_PER_TOKEN)
+    assert run.is_finished.all()
+    assert (np.diff(run.first_scheduled_s) >= 0).all(), "first come first served"
+    assert run.steps["prefill_tokens"].sum() + run.steps["num_decodes"].sum() == 10_000 * (50 + 2)
+
+
+def test_an_empty_trace_and_a_single_request():
+    nothing = RequestTrace(np.zeros(0), *(np.zeros(0, np.int64) for _ in range(3)))
+    run = replay(nothing, SYNC, TEN_MS_PLUS_ONE_PER_TOKEN)
+    assert (run.outcome, len(run.steps), run.end_s) == ("done", 0, 0.0)
+    summary = metrics.summarise(run, 0.1)
+    assert (summary.num_requests, summary.num_gaps, summary.is_unstable) == (0, 0, False)
+    alone = replay(trace_of((5.0, 20, 1)), SYNC, TEN_MS_PLUS_ONE_PER_TOKEN)
+    assert metrics.ttft_s(alone).tolist() == pytest.approx([0.030])
 
 
 def test_pooled_gaps_agree_with_the_tokens_themselves():

@@ -1,0 +1,52 @@
+from dataclasses import replace
+
+import pytest
+
+from app.figures import tradeoff
+from planner.search import Recommendation
+
+
+def test_axes_name_definition_percentile_and_unit(plan: Recommendation) -> None:
+    canvas = tradeoff.gap_against_ttft(plan)
+    assert canvas.layout.xaxis.title.text == "p99 of TTFT, queueing included [ms]"
+    assert canvas.layout.yaxis.title.text == "p99 of Token gap (ITL), pooled over requests [ms]"
+
+
+def test_every_setting_is_counted_and_the_three_are_marked(plan: Recommendation) -> None:
+    canvas = tradeoff.gap_against_ttft(plan)
+    names = [trace.name for trace in canvas.data]
+    meeting = sum(candidate.meets for candidate in plan.candidates)
+    assert names[:2] == [
+        f"misses a target ({len(plan.candidates) - meeting} settings)",
+        f"meets every target ({meeting} settings)",
+    ]
+    assert names[-3:] == ["vLLM default", "Today", "Recommended"]
+    recommended = canvas.data[-1]
+    assert recommended.x == pytest.approx([1e3 * plan.closest.summary.ttft_at_percentile_s])
+    assert recommended.y == pytest.approx([1e3 * plan.closest.summary.itl_at_percentile_s])
+
+
+def test_the_targets_are_drawn(plan: Recommendation) -> None:
+    canvas = tradeoff.gap_against_ttft(plan)
+    assert [a.text for a in canvas.layout.annotations] == ["gap target 80 ms", "TTFT target 4 s"]
+    assert (canvas.layout.shapes[0].y0, canvas.layout.shapes[1].x0) == (80.0, 4000.0)
+
+
+def test_no_point_beats_the_front(plan: Recommendation) -> None:
+    canvas = tradeoff.gap_against_ttft(plan)
+    front = next(trace for trace in canvas.data if trace.name.startswith("front"))
+    points = [(x, y) for trace in canvas.data[:2] for x, y in zip(trace.x, trace.y, strict=True)]
+    for x, y in points:
+        assert any(fx <= x and fy <= y for fx, fy in zip(front.x, front.y, strict=True))
+    assert list(front.x) == sorted(front.x)
+
+
+def test_a_missed_target_marks_the_closest(missed_plan: Recommendation) -> None:
+    canvas = tradeoff.gap_against_ttft(missed_plan)
+    assert canvas.data[-1].name == "Closest (misses)"
+
+
+def test_without_results_the_figure_says_so(plan: Recommendation) -> None:
+    canvas = tradeoff.gap_against_ttft(replace(plan, candidates=()))
+    assert len(canvas.data) == 0
+    assert canvas.layout.annotations[0].text.startswith("No setting gave")

@@ -1,0 +1,88 @@
+import time
+from collections.abc import Callable
+
+import pytest
+
+from app import compute
+from app.compute import PlanInputs, PlanJob, Status
+from planner.engine_config import EngineConfig, flags_from_facts
+from planner.search import Objective
+from planner.slo import Slo
+from planner.step_time import StepTimeFit
+from traces.requests import RequestTrace
+from traces.steps import StepLog
+
+
+def wait(until: Callable[[], bool], at_most_s: float = 120.0) -> float:
+    """Seconds it took."""
+    started = time.monotonic()
+    while not until():
+        assert time.monotonic() - started < at_most_s
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def inputs_of(trace: RequestTrace, fit: StepTimeFit, today: EngineConfig, itl_s: float = 0.08) -> PlanInputs:
+    return PlanInputs(
+        trace_digest=trace.digest,
+        trace_name="trace.parquet",
+        step_time=fit.step_time,
+        model_source=fit.source,
+        slo=Slo(itl_s=itl_s),
+        objective=Objective.LOWEST_TTFT,
+        today=today,
+        default_flags=(8192, 1024),
+    )
+
+
+@pytest.fixture
+def today(log: StepLog) -> EngineConfig:
+    return flags_from_facts(log.facts)
+
+
+def test_a_job_comes_to_a_result_and_the_same_inputs_give_it_again(
+    trace: RequestTrace, fit: StepTimeFit, today: EngineConfig
+) -> None:
+    inputs = inputs_of(trace, fit, today)
+    job = PlanJob(inputs, trace, fit)
+    wait(lambda: not job.is_going)
+    assert job.status is Status.DONE
+    assert job.result is not None
+    assert 0 < job.num_done <= job.num_planned
+    again = PlanJob(inputs, trace, fit)
+    assert wait(lambda: not again.is_going) < 1.0
+    assert again.result is job.result
+
+
+def test_cancel_stops_within_a_second(fit: StepTimeFit, today: EngineConfig) -> None:
+    trace, _ = compute.example()
+    job = PlanJob(inputs_of(trace, fit, today, itl_s=0.0431), trace, fit)
+    wait(lambda: job.num_done > 0)
+    job.cancel()
+    assert wait(lambda: not job.is_going) < 1.0
+    assert job.status is Status.CANCELLED
+    assert job.result is None
+
+
+def test_cancel_stops_the_wait_for_the_compiler() -> None:
+    compiler = compute.Compiler()
+    started = time.monotonic()
+    compiler.wait(lambda: True)
+    assert time.monotonic() - started < 1.0
+    compiler.join()
+
+
+def test_flags_that_vllm_refuses_are_a_reason_not_a_crash(
+    trace: RequestTrace, fit: StepTimeFit, today: EngineConfig
+) -> None:
+    refused = EngineConfig(max_num_batched_tokens=16, max_num_seqs=256)
+    job = PlanJob(inputs_of(trace, fit, refused), trace, fit)
+    wait(lambda: not job.is_going)
+    assert job.status is Status.FAILED
+    assert "max_num_batched_tokens (16) is smaller than max_num_seqs (256)" in job.fault
+
+
+def test_latencies_are_those_of_the_replay(trace: RequestTrace, fit: StepTimeFit, today: EngineConfig) -> None:
+    gaps, waits = compute.latencies(trace.digest, today, fit.step_time, _trace=trace)
+    assert gaps.num == (trace.output_tokens - 1).sum()
+    assert waits.num == len(trace)

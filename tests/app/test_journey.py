@@ -1,0 +1,161 @@
+"""One operator, one browser: from a trace and a server log to a command in a file."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from app import compute
+
+MAIN = Path(compute.__file__).parent / "main.py"
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
+OPTIONS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
+PLAN_MS = 120_000
+"""A plan of the example takes seconds; the compiler may have to run first."""
+
+pytestmark = pytest.mark.browser
+expect.set_options(timeout=30_000)  # Playwright's five seconds are short on a busy machine
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """The app, served on a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    where = ("--server.address", "127.0.0.1", "--server.port", str(port))
+    server = subprocess.Popen(
+        [sys.executable, "-m", "streamlit", "run", str(MAIN), "--server.headless", "true", *where],
+        cwd=MAIN.parents[1],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until_healthy(f"http://127.0.0.1:{port}/_stcore/health")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+
+
+def wait_until_healthy(url: str) -> None:
+    """Return when the server answers."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=1):
+                return
+        except (urllib.error.URLError, OSError):
+            assert time.monotonic() < deadline, "the app did not start"
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A system Chromium."""
+    found = next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(CHROMIUMS)} is installed")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=OPTIONS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page of a session of its own that may ask nobody but this machine."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
+    page = context.new_page()
+    hosts: set[str | None] = set()
+    page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
+    page.on("websocket", lambda socket: hosts.add(urlsplit(socket.url).hostname))
+    yield page
+    context.close()
+    assert hosts - {None} == {"127.0.0.1"}
+
+
+def go(page: Page, name: str) -> None:
+    """Follow the link in the bar at the top."""
+    page.get_by_role("link", name=name, exact=True).first.click()
+
+
+def give(page: Page, label: str, file: Path) -> None:
+    """Hand a file to the uploader of that label."""
+    page.get_by_test_id("stFileUploader").filter(has_text=label).locator("input[type=file]").set_input_files(file)
+
+
+def test_from_trace_and_log_to_the_command(page: Page, address: str) -> None:
+    page.goto(address)
+    give(page, "Request trace", compute.SAMPLES / compute.EXAMPLE_TRACE)
+    expect(page.get_by_text("What was understood")).to_be_visible()
+    expect(page.get_by_text("1,514 read, 1,514 used, 0 left out")).to_be_visible()
+
+    go(page, "Calibration")
+    give(page, "Step log", compute.SAMPLES / compute.EXAMPLE_LOG)
+    expect(page.get_by_text("Per prefill token (p)")).to_be_visible()
+    expect(page.get_by_text("59.9 to 60.3")).to_be_visible()
+
+    go(page, "Plan")
+    target = page.get_by_label("Token gap (ITL) target, ms", exact=True)
+    target.fill("80")
+    target.press("Enter")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    verdict = page.get_by_text("Met: p99 token gap")
+    expect(verdict).to_be_visible(timeout=PLAN_MS)
+    expect(verdict).to_contain_text("against 80 ms")
+    expect(verdict).to_contain_text("today's flags miss it")
+    advised = page.get_by_test_id("stCode").first.inner_text()
+
+    go(page, "Export")
+    page.get_by_label("Model to write into the command", exact=True).fill("org/model-7b")
+    page.get_by_label("Model to write into the command", exact=True).press("Enter")
+    expect(page.get_by_text("vllm serve org/model-7b").first).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download vllm_serve.sh").click()
+    text = Path(download.value.path()).read_text(encoding="utf-8")
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    command = " ".join(text.replace("\\\n", " ").split("\nvllm serve ")[1].split())
+    assert command.startswith("org/model-7b --max-num-batched-tokens ")
+    for flag in advised.replace("\\\n", " ").split("--")[1:]:
+        assert f"--{' '.join(flag.split())}" in command
+    assert any("chat_long_prompts.parquet (digest " in line for line in comments)
+    assert any("at most 80 ms" in line for line in comments)
+    assert any("vLLM 0.32" in line for line in comments)
+
+
+def test_a_plan_can_be_stopped_and_run_again(page: Page, address: str) -> None:
+    page.goto(f"{address}/plan")
+    page.get_by_role("button", name="Run the example").click()
+    expect(page.get_by_text("Met: p99 token gap")).to_be_visible(timeout=PLAN_MS)
+    target = page.get_by_label("Token gap (ITL) target, ms", exact=True)
+    target.fill("61")
+    target.press("Enter")
+    expect(page.get_by_text("These results belong to other inputs")).to_be_visible()
+    page.get_by_role("button", name="Plan", exact=True).click()
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_text("Cancelled.")).to_be_visible()
+    page.get_by_role("button", name="Plan", exact=True).click()
+    expect(page.get_by_text("against 61 ms").first).to_be_visible(timeout=PLAN_MS)
+    expect(page.get_by_text("These results belong to other inputs")).not_to_be_visible()
+
+
+def test_a_bad_file_is_explained_and_replaced(page: Page, address: str, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text("arrival_ms,prompt_tokens,output_tokens\n0,10,2\n250,-20,3\n12500,30,4\n", encoding="utf-8")
+    page.goto(address)
+    give(page, "Request trace", bad)
+    expect(page.get_by_text("bad.csv cannot be used as it is")).to_be_visible()
+    page.get_by_role("button", name="Leave these rows out and read the rest").click()
+    expect(page.get_by_text("3 read, 2 used, 1 left out")).to_be_visible()
+    give(page, "Another request trace", compute.SAMPLES / compute.EXAMPLE_TRACE)
+    expect(page.get_by_text("1,514 read, 1,514 used, 0 left out")).to_be_visible()

@@ -1,0 +1,224 @@
+"""Every page empty, filled with the example, and with what users do wrong."""
+
+import time
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import compute
+
+MAIN = Path(compute.__file__).parent / "main.py"
+NO_UNIT = b"arrival_time,prompt_tokens,output_tokens\n0,10,2\n250,20,3\n12500,30,4\n"
+BAD_ROW = b"arrival_ms,prompt_tokens,output_tokens\n0,10,2\n250,-20,3\n12500,30,4\n"
+
+
+def opened(page: str = "trace") -> AppTest:
+    """The app on one of its pages."""
+    test = AppTest.from_file(MAIN, default_timeout=60).run()
+    return shown(test, page) if page != "trace" else test
+
+
+def shown(test: AppTest, page: str) -> AppTest:
+    """The same session on another page, where nothing went wrong."""
+    test.switch_page(f"views/{page}.py").run()
+    assert not test.exception
+    return test
+
+
+def press(test: AppTest, label: str) -> AppTest:
+    """Click a button by its words."""
+    next(button for button in test.button if button.label == label).click()
+    return test.run()
+
+
+def upload(test: AppTest, name: str, data: bytes) -> AppTest:
+    """Give a file to the page's uploader."""
+    test.file_uploader[0].set_value((name, data, "application/octet-stream"))
+    return test.run()
+
+
+def planned(test: AppTest) -> AppTest:
+    """Wait for the plan that is running."""
+    deadline = time.monotonic() + 120
+    while any(button.label == "Cancel" for button in test.button):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+        test.run()
+    assert not test.exception
+    return test
+
+
+def words(test: AppTest) -> str:
+    """Everything that is written on the page."""
+    kinds = (test.markdown, test.caption, test.info, test.warning, test.error, test.success, test.subheader)
+    return "\n".join(element.value for kind in kinds for element in kind)
+
+
+@pytest.fixture(scope="module")
+def example() -> AppTest:
+    """The example after its plan; tests read it, and leave it as it is."""
+    return planned(press(opened(), "Run the example"))
+
+
+@pytest.mark.parametrize(
+    ("page", "missing"),
+    [
+        ("trace", "Which vLLM scheduler flags keep your streams smooth?"),
+        ("calibration", "--enable-logging-iteration-details"),
+        ("plan", "A plan needs a request trace"),
+        ("export", "an export needs a plan"),
+    ],
+)
+def test_an_empty_page_says_what_is_missing_and_offers_the_example(page: str, missing: str) -> None:
+    test = opened(page)
+    assert not test.exception
+    assert missing in words(test)
+    assert "Run the example" in [button.label for button in test.button]
+
+
+def test_one_click_leads_to_a_verdict(example: AppTest) -> None:
+    shown(example, "plan")
+    assert example.success[0].value.startswith("**Met: p99 token gap")
+    assert "--max-num-batched-tokens" in example.code[0].value
+    assert list(example.table[0].value.columns) == ["Today", "Recommended", "vLLM default"]
+    assert len(example.get("plotly_chart")) == 3
+    assert "Probability that the targets are met" in words(example)
+    assert len(example.dataframe[0].value) > 100
+
+
+def test_the_strip_says_what_the_numbers_stand_on(example: AppTest) -> None:
+    for page in ("trace", "calibration", "plan", "export"):
+        text = words(shown(example, page))
+        for part in (
+            "1,514 requests",
+            "d 11.1 ms at 28 decoding",
+            "vLLM 0.32 rules",
+            "640,000 tokens",
+            "ITL p99 ≤ 80 ms",
+        ):
+            assert part in text, page
+
+
+def test_the_trace_page_shows_the_receipt(example: AppTest) -> None:
+    shown(example, "trace")
+    assert {metric.label: metric.value for metric in example.metric}["Requests"] == "1,514"
+    assert example.table[0].value.loc["rows", "value"] == "1,514 read, 1,514 used, 0 left out"
+    assert len(example.get("plotly_chart")) == 2
+
+
+def test_the_calibration_page_shows_d_and_p_with_intervals(example: AppTest) -> None:
+    shown(example, "calibration")
+    metrics = {metric.label: metric.value for metric in example.metric}
+    assert metrics["d at 28 decoding"] == "11.1 ms"
+    assert metrics["p per prefill token"] == "60.1 µs"
+    assert example.table[0].value.loc["Per prefill token (p)", "95 % interval"] == "59.9 to 60.3"
+    assert example.number_input[0].value == 640_000
+
+
+def test_the_export_page_gives_command_yaml_and_json(example: AppTest) -> None:
+    shown(example, "export")
+    command, config, plan, model = (code.value for code in example.code)
+    assert command.startswith("vllm serve MODEL")
+    assert "max-num-batched-tokens:" in config
+    assert '"verdict": "met"' in plan
+    assert '"per_prefill_token_ns"' in model
+    assert "digest" in words(example)
+
+
+def test_a_model_name_that_a_shell_would_read_is_not_written(example: AppTest) -> None:
+    shown(example, "export")
+    example.text_input[0].set_value("meta-llama/Llama-3.1-8B").run()
+    assert "vllm serve meta-llama/Llama-3.1-8B" in example.code[0].value
+    example.text_input[0].set_value("x; rm -rf /").run()
+    assert "A model name has letters" in example.error[0].value
+    assert example.code[0].value.startswith("vllm serve MODEL")
+    example.text_input[0].set_value("MODEL").run()
+
+
+def test_results_are_marked_the_moment_an_input_changes(example: AppTest) -> None:
+    shown(example, "plan")
+    assert "belong to other inputs" not in words(example)
+    example.number_input(key="itl_ms").set_value(50.0).run()
+    assert "These results belong to other inputs. Changed since: targets." in words(example)
+    assert "belong to other inputs" in words(shown(example, "export"))
+    shown(example, "plan").number_input(key="itl_ms").set_value(80.0).run()
+    assert "belong to other inputs" not in words(example)
+
+
+def test_inputs_survive_a_look_at_another_page(example: AppTest) -> None:
+    shown(example, "plan").number_input(key="itl_ms").set_value(55.0).run()
+    shown(example, "trace")
+    assert shown(example, "plan").number_input(key="itl_ms").value == 55.0
+    example.number_input(key="itl_ms").set_value(80.0).run()
+
+
+def test_an_open_question_is_asked_with_the_consequence_of_each_answer() -> None:
+    test = upload(opened(), "no_unit.csv", NO_UNIT)
+    assert "can be read in more than one way" in words(test)
+    (question,) = test.radio
+    assert question.value is None
+    assert any("12.5 s" in option for option in question.options)
+    milliseconds = next(option for option in question.options if option.startswith("ms:"))
+    question.set_value(milliseconds.split(":")[0]).run()
+    assert test.table[0].value.loc["time unit", "value"].startswith("ms")
+    assert {metric.label: metric.value for metric in test.metric}["Span"] == "12.5 s"
+
+
+def test_a_bad_file_gets_a_table_and_a_way_on() -> None:
+    test = upload(opened(), "bad.csv", BAD_ROW)
+    assert "bad.csv cannot be used as it is" in words(test)
+    fault = test.table[0].value.iloc[0]
+    assert fault["rows"] == "2"
+    assert "prompt" in fault["column"]
+    press(test, "Leave these rows out and read the rest")
+    assert test.table[0].value.loc["rows", "value"] == "3 read, 2 used, 1 left out"
+
+
+def test_a_file_that_is_no_trace_is_refused_in_words() -> None:
+    test = upload(opened(), "notes.txt", b"dear diary")
+    assert not test.exception
+    assert "notes.txt" in test.error[0].value
+
+
+def test_a_log_that_cannot_support_a_fit_says_what_to_record() -> None:
+    rows = b"step_ms,prefill_tokens,decode_reqs\n" + b"20.0,0,8\n21.0,0,9\n" * 100
+    test = upload(opened("calibration"), "decodes.csv", rows)
+    assert not test.exception
+    assert "decodes.csv cannot be used as it is" in words(test)
+    assert test.table[0].value["what to do"].str.len().min() > 10
+    assert "A plan needs a request trace" in words(shown(test, "plan"))
+
+
+def test_coefficients_by_hand_make_a_model() -> None:
+    test = opened("calibration")
+    test.segmented_control[0].set_value("By hand").run()
+    press(test, "Use these coefficients")
+    assert "d 8.06 ms at 1 decoding · p 20 µs/token · by hand" in words(test)
+    upload(shown(test, "trace"), "named.csv", NO_UNIT.replace(b"arrival_time", b"arrival_ms"))
+    planned(press(shown(test, "plan"), "Plan"))
+    assert "coefficients given by hand have no interval" in words(test)
+
+
+def test_a_refused_flag_is_said_before_planning(example: AppTest) -> None:
+    test = opened()
+    press(test, "Run the example")
+    planned(test)
+    budget = next(widget for widget in test.number_input if widget.label == "max_num_batched_tokens")
+    budget.set_value(100).run()
+    assert "vLLM would not start: max_num_batched_tokens (100) is smaller than max_num_seqs (256)" in words(test)
+    assert next(button for button in test.button if button.label == "Plan").disabled
+
+
+def test_cancel_keeps_the_last_result() -> None:
+    test = opened()
+    press(test, "Run the example")
+    planned(test)
+    test.number_input(key="itl_ms").set_value(47.3).run()
+    press(test, "Plan")
+    press(test, "Cancel")
+    time.sleep(1.0)
+    test.run()
+    assert "Cancelled." in words(test)
+    assert "These results belong to other inputs" in words(test)
+    assert not test.exception

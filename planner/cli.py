@@ -14,6 +14,7 @@ from typing import Any
 from planner import experiments
 from planner.calibrate import fit_step_time
 from planner.candidates import Candidate
+from planner.capacity import LoadPoint, Routing, find_headroom, find_replicas
 from planner.engine_config import GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
 from planner.errors import BadPlan
 from planner.export import plan_json, receipt_of, serve_command, without_nan
@@ -24,6 +25,7 @@ from planner.slo import Slo
 from planner.step_time import SavedModel, StepTime, StepTimeFit, read_model, write_model
 from planner.verdict import (
     binding_constraint,
+    capacity_sentence,
     no_op_flags,
     not_simulated,
     rejection_sentence,
@@ -130,6 +132,36 @@ def run_plan(arguments: argparse.Namespace) -> int:
     return OK if plan.best is not None else NOT_MET
 
 
+def run_capacity(arguments: argparse.Namespace) -> int:
+    """Find the load at which a target breaks, and the replicas that a growth needs."""
+    slo = _slo(arguments)
+    trace = _trace(arguments)
+    model, known = _model(arguments)
+    config = _config(arguments, known)
+    _say_unseen_prefixes(trace, config)
+    warm_up()
+    headroom = find_headroom(trace, config, model.step_time, slo, on_point=_show_point)
+    replicas = find_replicas(
+        trace, config, model.step_time, slo, growth=arguments.growth, routing=Routing(arguments.routing)
+    )
+    document = {
+        "met_load": headroom.met.load if headroom.met else None,
+        "missed_load": headroom.missed.load if headroom.missed else None,
+        "points": [_load_point(point) for point in headroom.points],
+        "growth": arguments.growth,
+        "routing": arguments.routing,
+        "replicas": replicas.num_replicas,
+        "flags": asdict(config),
+        "trace": {"digest": trace.digest, "receipt": receipt_of(trace)},
+        "simulated": {"vllm": VLLM_VERSION, "rules": list(rules_in_force(config))},
+    }
+    if arguments.json:
+        _print_json(document)
+    else:
+        print(capacity_sentence(headroom, replicas, arguments.growth))
+    return OK if replicas.num_replicas is not None else NOT_MET
+
+
 def _parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     parser = argparse.ArgumentParser(prog="planner", description=__doc__.split("\n")[0])
@@ -161,7 +193,17 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("-o", "--output", help="write the plan here, as JSON")
     plan.set_defaults(run=run_plan)
 
-    for command in (one, calibrate, plan):
+    capacity = commands.add_parser("capacity", help="find the load that breaks a target, and the replicas needed")
+    capacity.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
+    capacity.add_argument("--steps", metavar="STEPLOG", help="server log or table of steps to calibrate from")
+    _add_model_options(capacity)
+    _add_flag_options(capacity)
+    _add_target_options(capacity)
+    capacity.add_argument("--growth", type=float, default=1.0, help="multiple of the trace's rate to size replicas for")
+    capacity.add_argument("--routing", choices=[r.value for r in Routing], default=Routing.ROUND_ROBIN.value)
+    capacity.set_defaults(run=run_capacity)
+
+    for command in (one, calibrate, plan, capacity):
         command.add_argument("--json", action="store_true", help="print one JSON object")
         _add_answer_options(command)
     return parser
@@ -304,6 +346,25 @@ def _show_progress(num_done: int, num_planned: int, newest: Candidate | None) ->
     config = newest.engine_config if newest else None
     name = f"budget {config.max_num_batched_tokens}, seats {config.max_num_seqs}" if config else ""
     print(f"\r{num_done}/{num_planned} replays  {name:40}", end="", file=sys.stderr, flush=True)
+
+
+def _show_point(point: LoadPoint) -> None:
+    """One line on standard error per load tried."""
+    print(f"load {point.load:.3g}: {'met' if point.candidate.meets else 'missed'}", file=sys.stderr)
+
+
+def _load_point(point: LoadPoint) -> dict[str, Any]:
+    """A load tried, in the units of `planner replay`."""
+    summary = point.candidate.summary
+    return {
+        "load": point.load,
+        "requests_per_s": point.requests_per_s,
+        "meets": point.candidate.meets,
+        "unstable": summary.is_unstable,
+        "itl_ms": _milliseconds(summary.itl),
+        "ttft_ms": _milliseconds(summary.ttft),
+        "violations": [rejection_sentence(violation) for violation in point.candidate.violations],
+    }
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -254,7 +254,7 @@ def _run(
 
 
 def _typed(step_time: StepTime) -> StepTime:
-    """The same coefficients in exactly the declared types: numba would compile everything anew for a 0 that is no 0.0."""
+    """The same coefficients in the declared types: numba would compile everything anew for a 0 that is no 0.0."""
     types = get_type_hints(StepTime)
     return StepTime(**{name: types[name](value) for name, value in step_time._asdict().items()})
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from planner.candidates import Candidate, Reason, Rejection
+from planner.capacity import Headroom, Replicas
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.search import Objective, Recommendation
 from planner.slo import Slo
 from traces.requests import RequestTrace
-
 
 WORTHWHILE = 0.05
 """A gain in TTFT below this share is no reason to restart a server."""
@@ -115,6 +115,24 @@ def no_op_flags(plan: Recommendation) -> tuple[str, ...]:
             f"no step carries more than {summary.max_step_tokens:,} tokens."
         )
     return tuple(found)
+
+
+def capacity_sentence(headroom: Headroom, replicas: Replicas, growth: float) -> str:
+    """Where the targets break, and how many replicas a growth needs."""
+    if headroom.met is None:
+        said = "The targets are missed at every load that was tried."
+    elif headroom.missed is None:
+        said = f"The targets hold up to {headroom.met.load:.3g} times this load, the most that was tried."
+    else:
+        broken = "; ".join(rejection_sentence(v) for v in headroom.missed.candidate.violations)
+        said = (
+            f"The targets hold up to {headroom.met.load:.3g} times this load ({headroom.met.requests_per_s:.3g} "
+            f"requests/s) and break at {headroom.missed.load:.3g} times: {broken}."
+        )
+    if replicas.num_replicas is None:
+        return f"{said} No number of replicas that was tried meets them at {growth:g} times this load."
+    noun = "replica meets" if replicas.num_replicas == 1 else "replicas meet"
+    return f"{said} At {growth:g} times this load, {replicas.num_replicas:,} {noun} them."
 
 
 def slo_sentence(slo: Slo, objective: Objective) -> str:

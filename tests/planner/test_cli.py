@@ -123,6 +123,41 @@ def test_a_file_that_needs_an_answer_names_the_option(capsys, tmp_path):
     assert code == 0
 
 
+def test_capacity_says_where_it_breaks(capsys, trace_file, tmp_path):
+    model = tmp_path / "m.json"
+    step_time = {"base_ns": 8_000_000, "per_seq_ns": 60_000, "per_prefill_token_ns": 60_000}
+    model.write_text(json.dumps({"version": 1, "step_time": step_time}))
+    given = ("capacity", trace_file, "--model", model, "--itl-ms", 140, "--growth", 4)
+    code, out, err = run(capsys, *given, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["met_load"] < document["missed_load"]
+    assert document["replicas"] > 1
+    assert "load 1: met" in err
+    code, out, _ = run(capsys, *given)
+    assert f"At 4 times this load, {document['replicas']} replicas meet them." in out
+
+
+@pytest.mark.cases
+@pytest.mark.parametrize("case", cases("trace"))
+def test_minimal_replicas_of_the_cases(capsys, case: Case, tmp_path):
+    if "minimal_replicas" not in case.sidecar:
+        pytest.skip("the case asks for no replicas")
+    model, slo = case.sidecar["replay"]["model"], case.sidecar["slo"]
+    path = tmp_path / "m.json"
+    step_ns, token_ns = round(model["d_ms"] * 1e6), round(model["p_ms_per_token"] * 1e6)
+    coefficients = {"base_ns": step_ns, "per_seq_ns": 0, "per_prefill_token_ns": token_ns}
+    path.write_text(json.dumps({"version": 1, "step_time": coefficients}))
+    config = case.sidecar["replay"]["config"][0]
+    code, out, _ = run(
+        capsys, "capacity", case.path, "--model", path, "--itl-ms", slo["gap_ms"], "--worst-gap-ms", slo["gap_ms"],
+        "--ttft-ms", 1e3 * slo["ttft_p99_s"], "--max-num-batched-tokens", config["max_num_batched_tokens"],
+        "--max-num-seqs", config["max_num_seqs"], "--num-gpu-blocks", 1_000_000, "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["replicas"] == case.sidecar["minimal_replicas"]
+
+
 @pytest.mark.cases
 @pytest.mark.parametrize("case", cases("trace"))
 def test_expected_numbers_of_the_cases(capsys, case: Case):

@@ -1,0 +1,158 @@
+"""The answer of a plan, drawn from the verdict down to the losers."""
+
+import time
+
+import streamlit as st
+
+from app import compute, frames
+from app.compute import PlanJob, Status
+from app.figures import distributions, theme, tradeoff
+from app.figures.distributions import Latencies
+from app.figures.labels import answer_label, percent
+from planner.export import serve_command
+from planner.search import NUM_DRAWS, Recommendation
+from planner.verdict import (
+    binding_constraint,
+    flags_in_words,
+    no_op_flags,
+    not_simulated,
+    rules_in_force,
+    seconds,
+    unseen_prefixes,
+    verdict,
+)
+
+
+def show_progress(job: PlanJob) -> None:
+    """Say what is being tried, how far it is, and offer to stop it."""
+    waited = f"{time.monotonic() - job.started:.0f} s"
+    if job.status is Status.COMPILING:
+        st.progress(0.0, f"Compiling the scheduler, once per installation (about half a minute) … {waited}")
+    elif job.newest is None:
+        st.progress(0.0, f"Replaying today's flags … {waited}")
+    else:
+        words = f"{job.num_done:,} of {job.num_planned:,} replays · {waited} · last: {flags_in_words(job.newest)}"
+        st.progress(min(1.0, job.num_done / max(job.num_planned, 1)), words)
+    if st.button("Cancel", icon=":material/stop:"):
+        job.cancel()
+
+
+def show_answer(job: PlanJob) -> None:
+    """Everything, in the order in which a tired operator needs it."""
+    plan = job.result
+    assert plan is not None
+    _show_verdict(plan)
+    _show_command(plan)
+    st.subheader("Today, recommended, and vLLM's default" if plan.best else "Today, the closest, and vLLM's default")
+    st.table(frames.comparison(plan), border="horizontal")
+    _show_why(job, plan)
+    st.plotly_chart(tradeoff.gap_against_ttft(plan), key="tradeoff")
+    _show_distributions(job, plan)
+    _show_losers(plan)
+    st.caption(
+        f"{len(plan.candidates):,} settings tried, {plan.num_replays:,} replayed "
+        "(the others provably repeat one of these). "
+        + " · ".join(frames.literal(line) for line in frames.provenance(plan, job.inputs.trace_name))
+    )
+
+
+def _show_verdict(plan: Recommendation) -> None:
+    """One sentence, and how sure it is."""
+    found = verdict(plan)
+    show, icon = {
+        "met": (st.success, ":material/check_circle:"),
+        "missed": (st.error, ":material/cancel:"),
+        "unstable": (st.warning, ":material/trending_up:"),
+    }[found.kind]
+    show(f"**{found.sentence}**", icon=icon)
+    if plan.probability_met is not None:
+        sure = (
+            f"Probability that the targets are met, under the model's uncertainty: **{percent(plan.probability_met)}** "
+            f"({NUM_DRAWS} draws of the fitted coefficients)."
+        )
+    elif plan.best is not None:
+        sure = "How probable that is, is not known: coefficients given by hand have no interval."
+    else:
+        sure = "Of the closest setting:"
+    summary = plan.closest.summary
+    st.markdown(
+        f"{sure} The worst gap of any request is {seconds(summary.itl.max_s)}; "
+        f"{seconds(summary.stalled_s)} stalled beyond the target, summed over all requests."
+    )
+
+
+def _show_command(plan: Recommendation) -> None:
+    """Give the flags that change, ready to paste."""
+    if plan.best is None:
+        return
+    config, today = plan.best.engine_config, plan.today.engine_config
+    if config == today:
+        st.markdown("Keep today's flags:")
+        st.code(serve_command(config), language="bash")
+        return
+    st.markdown("Change these flags:")
+    st.code(serve_command(config, today), language="bash")
+    with st.expander("The full command"):
+        st.code(serve_command(config), language="bash")
+
+
+def _show_why(job: PlanJob, plan: Recommendation) -> None:
+    """Say what binds, what does nothing, and what the answer does not know."""
+    st.subheader("Why")
+    lines = [binding_constraint(plan), *no_op_flags(plan)]
+    unseen = unseen_prefixes(job.trace, plan.closest.engine_config)
+    if unseen is not None:
+        lines.append(unseen)
+    if plan.closed_form_budget is not None:
+        lines.append(
+            f"Closed form: (target − d) ÷ p + decodes = {plan.closed_form_budget:,} tokens is the budget whose full "
+            f"step takes the target, with d = {seconds(plan.typical_decode_s)} at {plan.typical_num_seqs:.0f} decoding."
+        )
+    if plan.extrapolated_share is None:
+        lines.append("How far the answer leaves the calibrated range is unknown: no step log stands behind it.")
+    elif plan.extrapolated_share:
+        share = percent(plan.extrapolated_share)
+        lines.append(f"{share} of its steps lie outside the range that the step log covers, where it is less sure.")
+    else:
+        lines.append("All of its steps lie in the range that the step log covers.")
+    st.markdown("\n".join(f"- {line}" for line in lines))
+    st.markdown(
+        "**One notch on each flag**, the others as recommended:" if plan.best else "**One notch on each flag**:"
+    )
+    st.table(frames.one_notch(plan), border="horizontal", hide_index=True)
+    with st.expander("Simulated, and not simulated"):
+        rules, missing = st.columns(2)
+        rules.markdown("Simulated:\n" + "\n".join(f"- {rule}" for rule in rules_in_force(plan.closest.engine_config)))
+        missing.markdown("Not simulated:\n" + "\n".join(f"- {thing}" for thing in not_simulated()))
+
+
+def _show_distributions(job: PlanJob, plan: Recommendation) -> None:
+    """Show the tails of the three settings."""
+    settings = tuple(
+        Latencies(
+            name, look, *compute.latencies(plan.trace_digest, candidate.engine_config, plan.step_time, _trace=job.trace)
+        )
+        for name, look, candidate in (
+            ("Today", theme.TODAY, plan.today),
+            (answer_label(plan), theme.RECOMMENDED, plan.closest),
+            ("vLLM default", theme.VLLM_DEFAULT, plan.vllm_default),
+        )
+    )
+    gaps, waits = st.columns(2, gap="large")
+    gaps.plotly_chart(distributions.gap_tail(settings, plan.slo), key="gap_tail")
+    waits.plotly_chart(distributions.ttft_tail(settings, plan.slo), key="ttft_tail")
+
+
+def _show_losers(plan: Recommendation) -> None:
+    """List every other setting with the reason it lost."""
+    table = frames.losers(plan)
+    with st.expander(f"Why the other {len(table):,} settings lost"):
+        st.dataframe(table, hide_index=True, key="losers")
+        st.download_button(
+            "Download as CSV",
+            table.to_csv(index=False),
+            "losers.csv",
+            "text/csv",
+            icon=":material/download:",
+            on_click="ignore",
+        )

@@ -1,0 +1,212 @@
+"""Everything slow: reading, cached results, and the work that runs beside the pages.
+
+Results are cached by digest and small frozen settings, shared by all sessions, bounded, and never changed.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import streamlit as st
+
+from planner import calibrate, search
+from planner.candidates import Candidate
+from planner.engine_config import EngineConfig
+from planner.errors import Cancelled
+from planner.metrics import Distribution, distribution, itl, ttft_s
+from planner.replay import replay
+from planner.search import Objective, Recommendation
+from planner.slo import Slo
+from planner.step_time import StepTime, StepTimeFit
+from traces import read
+from traces.answers import ReadAnswers
+from traces.errors import InputError
+from traces.requests import RequestTrace
+from traces.steps import StepLog
+
+T = TypeVar("T")
+
+SAMPLES = Path(read.__file__).parent / "samples"
+"""The example that ships with the product."""
+EXAMPLE_TRACE, EXAMPLE_LOG = "chat_long_prompts.parquet", "server.log"
+WAIT_S = 0.1
+"""How long a job sleeps between looks at its cancel flag while the scheduler compiles."""
+HEAD_START_S = 3.0
+"""How long the first page has the processor to itself."""
+
+
+def understand_trace(data: bytes, file_name: str, answers: ReadAnswers) -> RequestTrace | InputError:
+    """The trace, or what stands against it."""
+    return _outcome(lambda: read.read_trace(data, file_name, answers))
+
+
+def understand_steps(data: bytes, file_name: str, answers: ReadAnswers) -> StepLog | InputError:
+    """The step log, or what stands against it."""
+    return _outcome(lambda: read.read_steps(data, file_name, answers))
+
+
+@st.cache_resource(show_spinner=False)
+def example() -> tuple[RequestTrace, StepLog]:
+    """The trace and the step log of the example."""
+    trace, log = SAMPLES / EXAMPLE_TRACE, SAMPLES / EXAMPLE_LOG
+    return read.read_trace(trace, EXAMPLE_TRACE), read.read_steps(log, EXAMPLE_LOG)
+
+
+@st.cache_resource(max_entries=32, show_spinner="Fitting step times …")
+def fit_step_time(log_digest: str, num_kv_tokens: int | None, _log: StepLog) -> StepTimeFit | InputError:
+    """The step-time model of a log, or why there is none."""
+    return _outcome(lambda: calibrate.fit_step_time(_log, num_kv_tokens))
+
+
+def _outcome(work: Callable[[], T]) -> T | InputError:
+    """Return the fault instead of raising it: a page shows either."""
+    try:
+        return work()
+    except InputError as fault:
+        return fault
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What a plan stands on; two plans are the same when these are equal."""
+
+    trace_digest: str
+    """Digest of the trace."""
+    trace_name: str
+    """File the trace came from."""
+    step_time: StepTime
+    """Coefficients charged."""
+    model_source: str
+    """File the model came from, or that it was given by hand."""
+    slo: Slo
+    """Targets."""
+    objective: Objective
+    """What decides among the settings that meet them."""
+    today: EngineConfig
+    """Today's flags, and what is fixed."""
+    default_flags: tuple[int, int]
+    """vLLM's default budget and seats on this GPU."""
+
+
+class Status(Enum):
+    """Where a job stands."""
+
+    COMPILING = "compiling"
+    """Waiting for the scheduler to be compiled, once per machine."""
+    RUNNING = "running"
+    """Replaying."""
+    DONE = "done"
+    """`result` is there."""
+    CANCELLED = "cancelled"
+    """The user stopped it."""
+    FAILED = "failed"
+    """`fault` says why."""
+
+
+class PlanJob:
+    """One search in a thread of its own; pages look at it and may cancel it."""
+
+    def __init__(self, inputs: PlanInputs, trace: RequestTrace, model: StepTimeFit | StepTime) -> None:
+        self.inputs, self.trace, self.model = inputs, trace, model
+        self.status = Status.COMPILING
+        self.num_done, self.num_planned = 0, 0
+        self.newest: Candidate | None = None
+        self.result: Recommendation | None = None
+        self.fault = ""
+        self.started = time.monotonic()
+        self._cancel = np.zeros(1, np.uint8)
+        threading.Thread(target=self._work, daemon=True).start()
+
+    @property
+    def is_going(self) -> bool:
+        """Whether there is more to come."""
+        return self.status in (Status.COMPILING, Status.RUNNING)
+
+    def cancel(self) -> None:
+        """Stop soon: the compiled replay looks at this flag all the time."""
+        self._cancel[0] = 1
+
+    def _work(self) -> None:
+        """Run to an end of any kind."""
+        try:
+            compiler().wait(lambda: bool(self._cancel[0]))
+            self.status = Status.RUNNING
+            result = _recommend(self.inputs, _job=self)
+            for candidate in (result.today, result.closest, result.vllm_default):
+                latencies(self.trace.digest, candidate.engine_config, result.step_time, _trace=self.trace)
+            self.result, self.status = result, Status.DONE
+        except Cancelled:
+            self.status = Status.CANCELLED
+        except InputError as fault:
+            self.fault, self.status = str(fault), Status.FAILED
+        except Exception:
+            logging.getLogger(__name__).exception("a plan failed")
+            self.fault = "The search stopped on a fault of this program; its log has the details."
+            self.status = Status.FAILED
+
+    def on_progress(self, num_done: int, num_planned: int, newest: Candidate | None) -> None:
+        """Note how far it is; called from the search."""
+        self.num_done, self.num_planned, self.newest = num_done, num_planned, newest
+
+    def search(self) -> Recommendation:
+        """Run the search itself, uncached."""
+        return search.recommend(
+            self.trace,
+            self.model,
+            self.inputs.today,
+            self.inputs.slo,
+            default_flags=self.inputs.default_flags,
+            objective=self.inputs.objective,
+            on_progress=self.on_progress,
+            cancel=self._cancel,
+        )
+
+
+@st.cache_resource(max_entries=32, show_spinner=False)
+def _recommend(inputs: PlanInputs, _job: PlanJob) -> Recommendation:
+    """Search once per set of inputs."""
+    return _job.search()
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def latencies(
+    trace_digest: str, engine_config: EngineConfig, step_time: StepTime, _trace: RequestTrace
+) -> tuple[Distribution, Distribution]:
+    """All token gaps, pooled, and all TTFT of one setting."""
+    run = replay(_trace, engine_config, step_time)
+    return itl(run), distribution(ttft_s(run))
+
+
+class Compiler(threading.Thread):
+    """Compiles the scheduler beside the pages; alive until it is ready."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._is_wanted = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Replay the smallest trace: numba compiles, or loads what an earlier process compiled."""
+        # Compiling keeps Python busy: started at once, it held the first page up by two seconds.
+        self._is_wanted.wait(HEAD_START_S)
+        one = np.ones(1, np.int64)
+        trace = RequestTrace(np.zeros(1), one, one.copy(), np.zeros(1, np.int64))
+        replay(trace, EngineConfig(), StepTime(1, 1, 1))
+
+    def wait(self, is_cancelled: Callable[[], bool]) -> None:
+        """Return when compiled code is there; compiling cannot be stopped, waiting for it can."""
+        self._is_wanted.set()
+        while self.is_alive() and not is_cancelled():
+            self.join(WAIT_S)
+
+
+@st.cache_resource(show_spinner=False)
+def compiler() -> Compiler:
+    """The one of this process."""
+    return Compiler()

@@ -1,0 +1,129 @@
+"""What smoother tokens cost in time to first token."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from app.figures import theme
+from app.figures.labels import ITL, TTFT, Quantity, answer_label, percentile
+from planner.candidates import Candidate
+from planner.search import Recommendation
+from planner.verdict import flags_in_words, seconds
+
+
+@dataclass(slots=True)
+class _Point:
+    """Candidates with one and the same result."""
+
+    ttft_s: float
+    itl_s: float
+    meets: bool
+    flags: str
+    num_settings: int = 1
+
+
+def gap_against_ttft(plan: Recommendation) -> go.Figure:
+    """What do smoother tokens cost in TTFT? One point per result, the front, and the targets."""
+    question = "What do smoother tokens cost in TTFT?"
+    gap, first_token = axes_of(plan)
+    points = _points(plan)
+    if not points:
+        return theme.empty(question, "No setting gave a token gap and a first token to draw.")
+    canvas = theme.figure(question, first_token.title, gap.title, "simulated, one point per result")
+    for name, meets, look in (("misses a target", False, theme.MISSES), ("meets every target", True, theme.MEETS)):
+        these = [p for p in points if p.meets == meets]
+        canvas.add_scatter(
+            x=first_token.shown(np.array([p.ttft_s for p in these])),
+            y=gap.shown(np.array([p.itl_s for p in these])),
+            name=f"{name} ({sum(p.num_settings for p in these)} settings)",
+            mode="markers",
+            marker={"color": look.colour, "symbol": look.symbol, "size": 8, "line": {"width": 2, "color": look.colour}},
+            customdata=[_hover(p) for p in these],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+    front = _front(points)
+    canvas.add_scatter(
+        x=first_token.shown(np.array([p.ttft_s for p in front])),
+        y=gap.shown(np.array([p.itl_s for p in front])),
+        name="front: none is better in both",
+        mode="lines",
+        line={"color": theme.MEETS.colour, "width": 1, "shape": "hv"},
+        hoverinfo="skip",
+    )
+    _add_columns(canvas, plan)
+    _add_targets(canvas, plan)
+    theme.log_axes(canvas, x=True, y=True)
+    canvas.update_layout(height=460)
+    return canvas
+
+
+def axes_of(plan: Recommendation) -> tuple[Quantity, Quantity]:
+    """The two quantities, with the percentiles of the targets in their names."""
+    gap = Quantity(f"{percentile(plan.slo.itl_percentile)} of {ITL.name}", ITL.unit, ITL.per_inside)
+    first_token = Quantity(f"{percentile(plan.slo.ttft_percentile)} of {TTFT.name}", TTFT.unit, TTFT.per_inside)
+    return gap, first_token
+
+
+def _points(plan: Recommendation) -> list[_Point]:
+    """Candidates by result; those without a number left out."""
+    by_result: dict[tuple[float, float, bool], _Point] = {}
+    for candidate in plan.candidates:
+        ttft_s, itl_s = candidate.summary.ttft_at_percentile_s, candidate.summary.itl_at_percentile_s
+        if not (ttft_s > 0 and itl_s > 0):
+            continue
+        key = (ttft_s, itl_s, candidate.meets)
+        if key in by_result:
+            by_result[key].num_settings += 1
+        else:
+            by_result[key] = _Point(ttft_s, itl_s, candidate.meets, flags_in_words(candidate))
+    return list(by_result.values())
+
+
+def _hover(point: _Point) -> str:
+    """What the pointer shows."""
+    more = f"<br>and {point.num_settings - 1} more settings with this result" if point.num_settings > 1 else ""
+    return f"{point.flags}<br>gap {seconds(point.itl_s)}, TTFT {seconds(point.ttft_s)}{more}"
+
+
+def _front(points: list[_Point]) -> list[_Point]:
+    """Points that no other beats in both, by growing TTFT."""
+    front: list[_Point] = []
+    for point in sorted(points, key=lambda p: (p.ttft_s, p.itl_s)):
+        if not front or point.itl_s < front[-1].itl_s:
+            front.append(point)
+    return front
+
+
+def _add_columns(canvas: go.Figure, plan: Recommendation) -> None:
+    """The three settings of the comparison, marked."""
+    gap, first_token = axes_of(plan)
+    # From the largest to the smallest, so that none hides another with the same result.
+    marked: tuple[tuple[str, Candidate, theme.Look, int], ...] = (
+        ("vLLM default", plan.vllm_default, theme.VLLM_DEFAULT, 20),
+        ("Today", plan.today, theme.TODAY, 12),
+        (answer_label(plan), plan.closest, theme.RECOMMENDED, 12),
+    )
+    for name, candidate, look, size in marked:
+        summary = candidate.summary
+        canvas.add_scatter(
+            x=first_token.shown(np.array([summary.ttft_at_percentile_s])),
+            y=gap.shown(np.array([summary.itl_at_percentile_s])),
+            name=name,
+            mode="markers",
+            marker={
+                "color": look.colour,
+                "symbol": look.symbol,
+                "size": size,
+                "line": {"width": 2, "color": look.colour},
+            },
+            customdata=[f"{name}: {flags_in_words(candidate)}"],
+            hovertemplate="%{customdata}<extra></extra>",
+        )
+
+
+def _add_targets(canvas: go.Figure, plan: Recommendation) -> None:
+    """Lines that a setting must stay below and left of."""
+    theme.add_limit(canvas, "y", plan.slo.itl_s * ITL.per_inside, f"gap target {seconds(plan.slo.itl_s)}")
+    if plan.slo.ttft_s is not None:
+        theme.add_limit(canvas, "x", plan.slo.ttft_s * TTFT.per_inside, f"TTFT target {seconds(plan.slo.ttft_s)}")

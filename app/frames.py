@@ -1,0 +1,322 @@
+"""Tables for people: results in, data frames of words out; nothing here knows about Streamlit."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from app.figures.labels import MS_PER_S, TERMS, answer_label, percent, percentile, term_value, three_digits, threshold
+from planner.candidates import Candidate
+from planner.engine_config import VLLM_VERSION
+from planner.metrics import Summary
+from planner.search import SEARCHED, Recommendation
+from planner.slo import Slo
+from planner.step_time import StepTimeFit
+from planner.verdict import rejection_sentence, seconds, slo_sentence
+from traces.errors import Problem
+from traces.receipt import Receipt
+from traces.requests import RequestTrace
+from traces.steps import ServerFacts, StepLog
+
+ROLES = {
+    "arrival": "arrival time",
+    "prompt": "prompt tokens",
+    "output": "output tokens",
+    "step_time": "step time",
+    "prefill_tokens": "prefill tokens in the step",
+    "decode_reqs": "decoding requests",
+    "prefill_reqs": "prefilling requests",
+    "kv_decode_tokens": "context tokens that decodes read",
+    "kv_prefill_tokens": "context tokens that prefills read",
+    "kv_usage": "KV cache usage",
+    "prefill_attention": "prefill attention",
+    "weight": "steps a row stands for",
+}
+"""The parts that columns play, in words; others are shown as they are."""
+MIN_DIFFERENCE = 0.01
+"""Results closer than this share are called the same."""
+
+
+def problems(found: tuple[Problem, ...]) -> pd.DataFrame:
+    """Everything wrong with a file, one fault a row."""
+    return pd.DataFrame(
+        {
+            "column": [literal(p.column or "–") for p in found],
+            "rows": [_rows(p.rows, p.num_rows) for p in found],
+            "found": [literal(p.found) for p in found],
+            "allowed": [literal(p.allowed) for p in found],
+            "what to do": [literal(p.action) for p in found],
+        }
+    )
+
+
+def literal(text: str) -> str:
+    """Words of a file, so written that no character of theirs is taken for Markdown."""
+    return re.sub(r"([\\`*_{}\[\]<>#$~|:])", r"\\\1", text)
+
+
+def _rows(rows: tuple[int, ...], num_rows: int) -> str:
+    """Row numbers as people count them, from 1."""
+    if not rows:
+        return "all" if not num_rows else f"{num_rows:,}"
+    shown = ", ".join(f"{row + 1:,}" for row in rows[:5])
+    return shown if num_rows <= len(rows[:5]) else f"{shown}, … ({num_rows:,} in all)"
+
+
+def receipt_of_trace(trace: RequestTrace, receipt: Receipt) -> pd.DataFrame:
+    """What was understood of a trace."""
+    first_gap = seconds(float(trace.arrival_s[1] - trace.arrival_s[0])) if len(trace) > 1 else "–"
+    facts = [
+        *_file_facts(receipt),
+        ("first gap", f"{first_gap} between the two earliest arrivals"),
+        ("span", f"{seconds(trace.span_s)} from the first arrival to the last"),
+    ]
+    return _facts(facts)
+
+
+def receipt_of_steps(log: StepLog, receipt: Receipt) -> pd.DataFrame:
+    """What was understood of a step log."""
+    return _facts([*_file_facts(receipt), *_server_facts(log.facts)])
+
+
+def _file_facts(receipt: Receipt) -> list[tuple[str, str]]:
+    """How a file was read."""
+    left_out = receipt.num_rows - receipt.num_kept
+    return [
+        ("file", f"{receipt.file_name} (SHA-256 {receipt.file_digest[:12]}…)"),
+        ("layout", receipt.layout),
+        ("rows", f"{receipt.num_rows:,} read, {receipt.num_kept:,} used, {left_out:,} left out"),
+        *((ROLES.get(role, role), f"column {column}") for role, column in receipt.columns),
+        ("time unit", f"{receipt.time_unit}: {receipt.time_unit_reason}"),
+        *((f"left out: {d.num_rows:,}", f"{d.reason} (rows {_rows(d.rows, d.num_rows)})") for d in receipt.dropped),
+    ]
+
+
+def _server_facts(facts: ServerFacts) -> list[tuple[str, str]]:
+    """What a log says about its server."""
+    named = (
+        ("vLLM version", facts.vllm_version),
+        ("max_num_batched_tokens", facts.max_num_batched_tokens),
+        ("max_num_seqs", facts.max_num_seqs),
+        ("long_prefill_token_threshold", facts.long_prefill_token_threshold),
+        ("max_model_len", facts.max_model_len),
+        ("KV blocks", facts.num_gpu_blocks),
+        ("block_size", facts.block_size),
+        ("async scheduling", facts.async_scheduling),
+        ("prefix caching", facts.enable_prefix_caching),
+    )
+    return [(name, _plain(value)) for name, value in named if value is not None]
+
+
+def _plain(value: str | int | bool) -> str:
+    """A flag's value as people read it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def _facts(pairs: list[tuple[str, str]]) -> pd.DataFrame:
+    """Two columns of words."""
+    return pd.DataFrame([(key, literal(value)) for key, value in pairs], columns=["fact", "value"]).set_index("fact")
+
+
+def token_sums(trace: RequestTrace) -> pd.DataFrame:
+    """Prompt and output tokens: sums and percentiles, exact."""
+
+    def column(tokens: npt.NDArray[np.int64]) -> list[str]:
+        shares = np.quantile(tokens, [0.5, 0.9, 0.99], method="higher")
+        return [f"{int(value):,}" for value in (tokens.sum(), tokens.min(), *shares, tokens.max())]
+
+    return pd.DataFrame(
+        {"prompt tokens": column(trace.prompt_tokens), "output tokens": column(trace.output_tokens)},
+        index=pd.Index(["sum", "least", "p50", "p90", "p99", "most"], name="per request"),
+    )
+
+
+def coefficients(fit: StepTimeFit) -> pd.DataFrame:
+    """Every term of the fitted equation with its interval, in units one can picture."""
+    return pd.DataFrame(
+        {
+            "term": [TERMS[c.name].label for c in fit.coefficients],
+            "value": [f"{term_value(c.name, c.value)} {TERMS[c.name].unit}" for c in fit.coefficients],
+            "95 % interval": [f"{term_value(c.name, c.low)} to {term_value(c.name, c.high)}" for c in fit.coefficients],
+        }
+    ).set_index("term")
+
+
+def fit_basis(fit: StepTimeFit) -> pd.DataFrame:
+    """What the fit stands on: the steps used, those left out, and the range they cover."""
+    covered = fit.covered
+    context = covered.max_kv_decode_tokens
+    return _facts(
+        [
+            ("steps used", f"{int(fit.kept.sum()):,} of {fit.num_steps:,}"),
+            *((f"left out: {num:,}", reason) for reason, num in fit.left_out),
+            ("requests in a step", f"up to {covered.max_num_seqs:,}; beyond is extrapolation, like below"),
+            ("prefill tokens in a step", f"up to {covered.max_prefill_tokens:,}"),
+            ("context that decodes read", f"up to {context:,.0f} tokens" if context == context else "not in the log"),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One row of the comparison."""
+
+    label: str
+    """What it is, with definition and percentile."""
+    value: Callable[[Summary], float]
+    """Where it stands."""
+    shown: Callable[[float], str]
+    """How it is written."""
+    is_more_better: bool = False
+    """Whether larger is better."""
+    needs_stability: bool = False
+    """Whether it says nothing while the queue grows for ever."""
+
+
+def measures(slo: Slo) -> tuple[Measure, ...]:
+    """Rows of the comparison, in the order in which they matter."""
+    gap, wait = percentile(slo.itl_percentile), percentile(slo.ttft_percentile)
+    target_gap = () if gap in ("p50", "p99") else (_gap(gap, lambda s: s.itl_at_percentile_s),)
+    target_wait = () if wait in ("p50", "p99") else (_wait(wait, lambda s: s.ttft_at_percentile_s),)
+    return (
+        _gap("p50", lambda s: s.itl.p50_s),
+        _gap("p99", lambda s: s.itl.p99_s),
+        *target_gap,
+        Measure(
+            f"Margin below the {seconds(slo.itl_s)} target, at {gap}",
+            lambda s: 1.0 - s.itl_at_percentile_s / slo.itl_s,
+            percent,
+            is_more_better=True,
+        ),
+        Measure("Worst gap of any request", lambda s: s.itl.max_s, seconds),
+        Measure(f"Stalled time: gaps beyond {seconds(slo.itl_s)}, summed", lambda s: s.stalled_s, seconds),
+        _wait("p50", lambda s: s.ttft.p50_s),
+        _wait("p99", lambda s: s.ttft.p99_s),
+        *target_wait,
+        Measure("E2E p50, arrival to last token", lambda s: s.e2e.p50_s, seconds, needs_stability=True),
+        Measure(
+            "Throughput, output tokens per second", lambda s: s.output_tokens_per_s, three_digits, is_more_better=True
+        ),
+        Measure("Preemptions", lambda s: s.num_preemptions, _count),
+        Measure("Tokens computed again after preemptions", lambda s: s.num_recomputed_tokens, _count),
+        Measure("Prompt tokens found in the prefix cache", lambda s: s.hit_share, percent, is_more_better=True),
+        Measure("Peak KV cache use", lambda s: s.peak_kv_usage, percent),
+        Measure("Requests that can never run", lambda s: s.num_never_run, _count),
+    )
+
+
+def _gap(name: str, value: Callable[[Summary], float]) -> Measure:
+    return Measure(f"ITL {name}, all token gaps pooled", value, seconds)
+
+
+def _wait(name: str, value: Callable[[Summary], float]) -> Measure:
+    return Measure(f"TTFT {name}, queueing included", value, seconds, needs_stability=True)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def comparison(plan: Recommendation) -> pd.DataFrame:
+    """Today, the answer and vLLM's default, number by number; better or worse than today in words."""
+    rows = measures(plan.slo)
+    today = plan.today.summary
+    columns = {
+        "Today": [*_flags(plan.today), *(_number(row, today) for row in rows)],
+        answer_label(plan): [*_flags(plan.closest), *(_against(row, plan.closest.summary, today) for row in rows)],
+        "vLLM default": [
+            *_flags(plan.vllm_default),
+            *(_against(row, plan.vllm_default.summary, today) for row in rows),
+        ],
+    }
+    return pd.DataFrame(columns, index=pd.Index([*SEARCHED, *(row.label for row in rows)], name="simulated"))
+
+
+def _flags(candidate: Candidate) -> list[str]:
+    """The three flags that are chosen."""
+    config = candidate.engine_config
+    return [
+        f"{config.max_num_batched_tokens:,}",
+        f"{config.max_num_seqs:,}",
+        threshold(config.long_prefill_token_threshold),
+    ]
+
+
+def _number(row: Measure, summary: Summary) -> str:
+    """One number; a word instead where a number would be false precision."""
+    return "unstable" if row.needs_stability and summary.is_unstable else row.shown(row.value(summary))
+
+
+def _against(row: Measure, summary: Summary, today: Summary) -> str:
+    """One number, with how it compares with today's; the colour only repeats the word."""
+    text, value, before = _number(row, summary), row.value(summary), row.value(today)
+    if "unstable" in (text, _number(row, today)) or not abs(value - before) > MIN_DIFFERENCE * abs(before):
+        return text
+    arrow = "▲" if value > before else "▼"
+    return (
+        f"{text} :blue[{arrow} better]" if (value > before) == row.is_more_better else f"{text} :orange[{arrow} worse]"
+    )
+
+
+def one_notch(plan: Recommendation) -> pd.DataFrame:
+    """What the next lower and the next higher value of each flag would give, the others staying as they are."""
+    gap, wait = percentile(plan.slo.itl_percentile), percentile(plan.slo.ttft_percentile)
+    known = {candidate.engine_config: candidate for candidate in plan.candidates}
+    chosen = plan.closest.engine_config
+    rows = []
+    for flag in SEARCHED:
+        here, values = getattr(chosen, flag), getattr(plan.space, flag)
+        beside = (
+            max((v for v in values if v < here), default=None),
+            min((v for v in values if v > here), default=None),
+        )
+        for value in beside:
+            candidate = None if value is None else known.get(replace(chosen, **{flag: value}))
+            if candidate is not None:
+                summary = candidate.summary
+                rows.append(
+                    {
+                        "flag": f"{flag} {here:,} → {value:,}",
+                        f"ITL {gap}, pooled": seconds(summary.itl_at_percentile_s),
+                        "worst gap": seconds(summary.itl.max_s),
+                        f"TTFT {wait}": "unstable" if summary.is_unstable else seconds(summary.ttft_at_percentile_s),
+                        "targets": "; ".join(rejection_sentence(v) for v in candidate.violations) or "met",
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def losers(plan: Recommendation) -> pd.DataFrame:
+    """Every setting that lost, with its first reason and its numbers in milliseconds."""
+    gap, wait = percentile(plan.slo.itl_percentile), percentile(plan.slo.ttft_percentile)
+    return pd.DataFrame(
+        [
+            {
+                **{name: getattr(candidate.engine_config, name) for name in SEARCHED},
+                "reason": rejection.reason.value,
+                "why": rejection_sentence(rejection),
+                f"ITL {gap}, pooled [ms]": candidate.summary.itl_at_percentile_s * MS_PER_S,
+                "worst gap [ms]": candidate.summary.itl.max_s * MS_PER_S,
+                f"TTFT {wait} [ms]": candidate.summary.ttft_at_percentile_s * MS_PER_S,
+                "preemptions": candidate.summary.num_preemptions,
+            }
+            for candidate, rejection in plan.losers
+        ]
+    )
+
+
+def provenance(plan: Recommendation, trace_name: str) -> tuple[str, ...]:
+    """What a result stands on, one fact a line: for the screen and for the head of every file that leaves."""
+    config = plan.closest.engine_config
+    return (
+        f"trace: {trace_name} (digest {plan.trace_digest[:12]})",
+        f"step times: {plan.model_source}",
+        f"targets: {slo_sentence(plan.slo, plan.objective)}",
+        f"today: {', '.join(_flags(plan.today))} ({', '.join(SEARCHED)})",
+        f"KV cache: {config.num_kv_tokens:,} tokens; simulated: vLLM {VLLM_VERSION}",
+    )

@@ -1,0 +1,147 @@
+"""What a session knows; the only room that touches `st.session_state`. Widget values stay with their widgets."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+import streamlit as st
+
+from app import compute
+from app.compute import PlanInputs, PlanJob, Status
+from planner.engine_config import EngineConfig, flags_from_facts
+from planner.step_time import StepTime, StepTimeFit
+from traces.answers import NO_ANSWERS, ReadAnswers
+from traces.errors import BadData, InputError, NeedsAnswer, Question
+from traces.requests import RequestTrace
+from traces.steps import StepLog
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Reading(Generic[T]):
+    """One uploaded file on its way to being understood."""
+
+    value: T | None = None
+    """What it says; None until it is understood."""
+    fault: InputError | None = None
+    """What stands against that."""
+    questions: tuple[Question, ...] = ()
+    """Everything asked about this file so far, answered or not."""
+    answers: ReadAnswers = NO_ANSWERS
+    """What the user said."""
+    file_name: str = ""
+    """As the user named it."""
+    data: bytes | None = None
+    """The bytes, kept only while an answer can change what they mean."""
+    num_uploads: int = 0
+    """Names the uploader: a new name empties it, so that its copy of the bytes goes."""
+
+    def upload(self, data: bytes, file_name: str, read: Callable[[bytes, str, ReadAnswers], T | InputError]) -> None:
+        """Take a new file; whatever was known of the one before is gone."""
+        self.file_name, self.questions = file_name, ()
+        self.num_uploads += 1
+        self._read(data, NO_ANSWERS, read)
+
+    def answer(self, answers: ReadAnswers, read: Callable[[bytes, str, ReadAnswers], T | InputError]) -> None:
+        """Read the same file again with more known about it."""
+        assert self.data is not None
+        self._read(self.data, answers, read)
+
+    def give(self, value: T, file_name: str) -> None:
+        """Take something that is understood already."""
+        self.value, self.fault, self.questions, self.answers = value, None, (), NO_ANSWERS
+        self.file_name, self.data = file_name, None
+
+    def _read(
+        self, data: bytes, answers: ReadAnswers, read: Callable[[bytes, str, ReadAnswers], T | InputError]
+    ) -> None:
+        """Read, and keep what came of it."""
+        outcome = read(data, self.file_name, answers)
+        self.answers = answers
+        if isinstance(outcome, InputError):
+            self.value, self.fault = None, outcome
+            asked = outcome.questions if isinstance(outcome, NeedsAnswer) else ()
+            again = {question.field for question in asked}
+            self.questions = (*(q for q in self.questions if q.field not in again), *asked)
+        else:
+            self.value, self.fault = outcome, None
+        is_open = isinstance(self.fault, NeedsAnswer | BadData) or bool(self.questions)
+        self.data = data if is_open else None
+
+
+@dataclass(slots=True)
+class Session:
+    """Facts of one browser session."""
+
+    trace: Reading[RequestTrace] = field(default_factory=Reading)
+    """The request trace."""
+    steps: Reading[StepLog] = field(default_factory=Reading)
+    """The step log."""
+    num_kv_tokens: int | None = None
+    """Size of the KV cache of the logged server, where the user gave it; None = as the log says."""
+    by_hand: StepTime | None = None
+    """Coefficients given by hand; they go before the log's."""
+    inputs: PlanInputs | None = None
+    """What the Plan page asked for last."""
+    job: PlanJob | None = None
+    """The newest plan, running or ended in any way."""
+    previous: PlanJob | None = None
+    """The last plan before it that came to a result."""
+    wants_plan: bool = False
+    """Whether the Plan page is to start by itself, after the example was asked for."""
+
+    @property
+    def fit(self) -> StepTimeFit | InputError | None:
+        """What came of fitting the step log; None without one."""
+        log = self.steps.value
+        return None if log is None else compute.fit_step_time(log.digest, self.num_kv_tokens, _log=log)
+
+    @property
+    def model(self) -> StepTimeFit | StepTime | None:
+        """The step-time model in force; None while there is none."""
+        if self.by_hand is not None:
+            return self.by_hand
+        fit = self.fit
+        return fit if isinstance(fit, StepTimeFit) else None
+
+    @property
+    def logged_config(self) -> EngineConfig:
+        """Today's settings as far as the log or the user states them; vLLM's defaults elsewhere."""
+        log = self.steps.value
+        config = EngineConfig() if log is None else flags_from_facts(log.facts)
+        if self.num_kv_tokens is None:
+            return config
+        return replace(config, num_gpu_blocks=self.num_kv_tokens // config.block_size + 1)
+
+    @property
+    def finished(self) -> PlanJob | None:
+        """The newest plan with a result."""
+        return self.job if self.job is not None and self.job.status is Status.DONE else self.previous
+
+    def start_plan(self, inputs: PlanInputs, trace: RequestTrace, model: StepTimeFit | StepTime) -> None:
+        """Start to plan beside the pages; the last result stays until there is another."""
+        self.previous, self.wants_plan = self.finished, False
+        self.job = PlanJob(inputs, trace, model)
+
+    def upload_steps(self, data: bytes, file_name: str) -> None:
+        """Take a new step log; what was said about the one before does not hold for it."""
+        self.num_kv_tokens, self.by_hand = None, None
+        self.steps.upload(data, file_name, compute.understand_steps)
+
+    def take_example(self) -> None:
+        """Load the example and ask for its plan."""
+        trace, log = compute.example()
+        self.trace.give(trace, compute.EXAMPLE_TRACE)
+        self.steps.give(log, compute.EXAMPLE_LOG)
+        self.num_kv_tokens, self.by_hand = None, None
+        self.wants_plan = True
+
+
+def session() -> Session:
+    """The facts of this session."""
+    if "session" not in st.session_state:
+        st.session_state["session"] = Session()
+    found = st.session_state["session"]
+    assert isinstance(found, Session)
+    return found

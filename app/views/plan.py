@@ -1,0 +1,80 @@
+"""The answer: which flags meet the target, at what cost, and why."""
+
+import streamlit as st
+
+from app import answer, frames, panels, state, widgets
+from app.compute import PlanInputs, PlanJob, Status
+from planner.engine_config import flag_faults
+from planner.step_time import StepTimeFit
+
+session = state.session()
+trace, model, log = session.trace.value, session.model, session.steps.value
+
+# Needs
+if trace is None:
+    panels.show_missing(
+        "A plan needs a request trace: when requests arrived, and their tokens.", "trace", "Upload a trace"
+    )
+    st.stop()
+if model is None:
+    panels.show_missing(
+        "A plan needs step times: a step log that fits, or d and p by hand.", "calibration", "Calibrate"
+    )
+    st.stop()
+
+# Choose
+logged = session.logged_config
+name = "no_log" if log is None else log.digest[:8]
+slo = widgets.ask_slo()
+chosen, gpu = st.columns(2)
+with chosen:
+    objective = widgets.ask_objective()
+with gpu:
+    default_flags = widgets.ask_default_flags(logged, name)
+with st.expander("Today's flags and what is fixed", expanded=session.job is None):
+    today = widgets.ask_today(logged, trace.priority is not None, name)
+faults = flag_faults(today)
+for fault in faults:
+    st.error(f"vLLM would not start: {fault}.", icon=":material/error:")
+inputs = PlanInputs(
+    trace_digest=trace.digest,
+    trace_name=session.trace.file_name,
+    step_time=model.step_time if isinstance(model, StepTimeFit) else model,
+    model_source=model.source if isinstance(model, StepTimeFit) else "by hand",
+    slo=slo,
+    objective=objective,
+    today=today,
+    default_flags=default_flags,
+)
+if inputs != session.inputs:
+    session.inputs = inputs
+    st.rerun()
+
+# Compute
+is_going = session.job is not None and session.job.is_going
+wanted = st.button("Plan", type="primary", icon=":material/play_arrow:", disabled=bool(faults) or is_going)
+if (wanted or session.wants_plan) and not faults and not is_going:
+    session.start_plan(inputs, trace, model)
+    st.rerun()
+
+
+@st.fragment(run_every=0.4)
+def watch(job: PlanJob) -> None:
+    """Show how far a plan is, and let the user stop it."""
+    answer.show_progress(job)
+    if not job.is_going:
+        st.rerun()
+
+
+if session.job is not None and session.job.is_going:
+    watch(session.job)
+    st.stop()
+
+# Show
+if session.job is not None and session.job.status is Status.CANCELLED:
+    st.warning("Cancelled.", icon=":material/cancel:")
+elif session.job is not None and session.job.status is Status.FAILED:
+    st.error(frames.literal(session.job.fault), icon=":material/error:")
+if session.finished is not None:
+    panels.show_stale(session.finished.inputs, inputs)
+    answer.show_answer(session.finished)

@@ -1,0 +1,283 @@
+"""Questions to the user: each `ask_` shows widgets and returns one checked value. Units are converted here."""
+
+import re
+from dataclasses import replace
+
+import streamlit as st
+from streamlit.typing import UploadedFile
+
+from app.figures.labels import MS_PER_S
+from planner.engine_config import GPU_TIERS, EngineConfig
+from planner.export import MODEL
+from planner.search import Objective
+from planner.slo import Slo
+from planner.step_time import StepTime
+from traces.answers import ReadAnswers
+from traces.errors import Question
+from traces.steps import ServerFacts
+
+PERCENTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+DEFAULT_ITL_MS = 80.0
+OBJECTIVES = {
+    Objective.LOWEST_TTFT: "lowest TTFT",
+    Objective.MOST_HEADROOM: "smallest token gap",
+    Objective.HIGHEST_THROUGHPUT: "highest throughput",
+}
+MOST_TOKENS = 1 << 40
+"""Upper end of number inputs; far above any cache."""
+
+
+def ask_file(label: str, forms: str, name: str) -> UploadedFile | None:
+    """Ask for a file; the widget states the limit. What a file is, its content decides, not its name."""
+    return st.file_uploader(f"{label}: {forms}", key=name)
+
+
+def ask_answers(questions: tuple[Question, ...], answers: ReadAnswers, name: str) -> ReadAnswers:
+    """Put every open question of a file, each reading with its consequence."""
+    for question in questions:
+        options = [choice.value for choice in question.choices]
+        labels = {choice.value: choice.label for choice in question.choices}
+        given = getattr(answers, question.field)
+        value = st.radio(
+            question.text,
+            options,
+            index=options.index(given) if given in options else None,
+            format_func=lambda option, labels=labels: f"{option}: {labels[option]}",
+            key=f"{name}_{question.field}",
+        )
+        answers = replace(answers, **{question.field: value})
+    return answers
+
+
+def ask_source(sources: tuple[str, ...]) -> str:
+    """Ask where the step times come from."""
+    return st.segmented_control(
+        "Step times",
+        sources,
+        default=sources[0],
+        key="source",
+        label_visibility="collapsed",
+        persist_state="session",
+    )
+
+
+def ask_num_kv_tokens(facts: ServerFacts, name: str) -> int | None:
+    """Size of the logged server's KV cache, which turns its usage into context tokens; None = not known."""
+    return st.number_input(
+        "KV cache of the logged server, tokens",
+        min_value=1,
+        max_value=MOST_TOKENS,
+        value=_kv_tokens(facts),
+        step=16,
+        placeholder="not known",
+        key=name,
+        persist_state="session",
+        help="vLLM prints it at start: “GPU KV cache size: … tokens”. With it, KV cache usage in the log becomes the "
+        "context that decodes read, which long contexts need. The log's own value is filled in where it has one.",
+    )
+
+
+def ask_by_hand() -> StepTime:
+    """Coefficients from somebody who knows d and p without a log."""
+    base, per_seq, prefill = st.columns(3, vertical_alignment="bottom")
+    with base:
+        base_ms = _amount("d base, ms per step", 8.0, "base_ms", "Time of the smallest decode-only step.")
+    with per_seq:
+        per_seq_us = _amount("d per request, µs", 60.0, "per_seq_us", "Added by each request in the step.")
+    with prefill:
+        prefill_us = _amount(
+            "p, µs per prefill token", 20.0, "prefill_us", "1 ÷ prefill throughput: 50,000 tokens/s is 20 µs."
+        )
+    return StepTime(round(base_ms * 1e6), round(per_seq_us * 1e3), max(1, round(prefill_us * 1e3)))
+
+
+def _amount(label: str, value: float, key: str, about: str) -> float:
+    """A number of zero or more."""
+    return st.number_input(label, min_value=0.0, value=value, format="%g", key=key, help=about, persist_state="session")
+
+
+def ask_slo() -> Slo:
+    """Ask for the latency targets."""
+    gap, gap_share, worst, wait, wait_share = st.columns(5, vertical_alignment="bottom")
+    with gap:
+        itl_ms = st.number_input(
+            "Token gap (ITL) target, ms",
+            min_value=0.1,
+            value=DEFAULT_ITL_MS,
+            step=5.0,
+            format="%g",
+            key="itl_ms",
+            help="ITL: the gap between two consecutive tokens of one request.",
+            persist_state="session",
+        )
+    with gap_share:
+        itl_percentile = _percentile("for this share of all gaps", "itl_percentile", "Pooled over all requests.")
+    with worst:
+        worst_ms = _target(
+            "No gap above, ms",
+            "worst_ms",
+            "A percentile of pooled gaps can hide one stream that freezes for a second; this cap cannot.",
+        )
+    with wait:
+        ttft_ms = _target("TTFT target, ms", "ttft_ms", "TTFT: first token − arrival, queueing included.")
+    with wait_share:
+        ttft_percentile = _percentile("for this share of requests", "ttft_percentile", "Also the percentile shown.")
+    return Slo(
+        itl_s=itl_ms / MS_PER_S,
+        itl_percentile=itl_percentile,
+        worst_gap_s=None if worst_ms is None else worst_ms / MS_PER_S,
+        ttft_s=None if ttft_ms is None else ttft_ms / MS_PER_S,
+        ttft_percentile=ttft_percentile,
+    )
+
+
+def _target(label: str, key: str, about: str) -> float | None:
+    """A latency target that may be left out."""
+    return st.number_input(
+        label,
+        min_value=0.1,
+        value=None,
+        step=5.0,
+        format="%g",
+        key=key,
+        help=about,
+        placeholder="none",
+        persist_state="session",
+    )
+
+
+def _percentile(label: str, key: str, about: str) -> float:
+    """A share as a percentile."""
+    return st.selectbox(
+        label,
+        PERCENTILES,
+        index=PERCENTILES.index(0.99),
+        format_func=lambda share: f"{100 * share:g} % (p{100 * share:g})",
+        key=key,
+        help=about,
+        persist_state="session",
+    )
+
+
+def ask_objective() -> Objective:
+    """Ask what decides among the settings that meet every target."""
+    return st.selectbox(
+        "Among settings that meet the targets, take the",
+        list(OBJECTIVES),
+        format_func=OBJECTIVES.__getitem__,
+        key="objective",
+        persist_state="session",
+    )
+
+
+def ask_default_flags(logged: EngineConfig, name: str) -> tuple[int, int]:
+    """Ask for the GPU, which decides vLLM's default budget and seats."""
+    flags = [(tier.max_num_batched_tokens, tier.max_num_seqs) for tier in GPU_TIERS]
+    today = (logged.max_num_batched_tokens, logged.max_num_seqs)
+    tier = st.selectbox(
+        "GPU memory",
+        GPU_TIERS,
+        index=flags.index(today) if today in flags else 1,
+        format_func=lambda t: f"{t.label}: {t.max_num_batched_tokens:,} tokens, {t.max_num_seqs:,} seqs",
+        key=f"tier_{name}",
+        help="Decides what `vllm serve` takes when the flags are not given: max_num_batched_tokens and max_num_seqs.",
+        persist_state="session",
+    )
+    return tier.max_num_batched_tokens, tier.max_num_seqs
+
+
+def ask_today(logged: EngineConfig, has_priorities: bool, name: str) -> EngineConfig:
+    """Ask for today's flags and what is fixed.
+
+    Parameters
+    ----------
+    logged : EngineConfig
+        What is filled in: the log's values where it has them.
+    has_priorities : bool
+        Whether the trace says which requests are urgent.
+    name : str
+        Names the widgets; another log's answers are other widgets.
+    """
+
+    def number(flag: str, about: str, least: int = 1) -> int:
+        value = getattr(logged, flag)
+        return st.number_input(
+            flag, least, MOST_TOKENS, value, key=f"{flag}_{name}", help=about, persist_state="session"
+        )
+
+    def switch(flag: str, about: str) -> bool:
+        return st.toggle(flag, getattr(logged, flag), key=f"{flag}_{name}", help=about, persist_state="session")
+
+    left, middle, right = st.columns(3)
+    with left:
+        max_num_batched_tokens = number("max_num_batched_tokens", "Token budget of a step.")
+        num_gpu_blocks = number("num_gpu_blocks", "KV blocks, the null block included: KV tokens ÷ block size + 1.", 2)
+        async_scheduling = switch("async_scheduling", "Step k+1 is scheduled while step k runs.")
+        reserve = switch("scheduler_reserve_full_isl", "Admit a request only when all that is known of it fits now.")
+    with middle:
+        max_num_seqs = number("max_num_seqs", "Most requests in a step.")
+        block_size = number("block_size", "Tokens per KV block.")
+        caching = switch("enable_prefix_caching", "Shows only where the trace says which prompts begin alike.")
+    with right:
+        threshold = number(
+            "long_prefill_token_threshold",
+            "Most prompt tokens one request gets in a step while others are there; 0 = off.",
+            0,
+        )
+        max_model_len = _ask_max_model_len(logged.max_model_len, name)
+        by_priority = st.toggle(
+            "scheduling_policy priority",
+            key=f"policy_{name}",
+            disabled=not has_priorities,
+            help="Off: first come first served. Needs a trace with a priority per request.",
+            persist_state="session",
+        )
+    return replace(
+        logged,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        long_prefill_token_threshold=threshold,
+        num_gpu_blocks=num_gpu_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        async_scheduling=async_scheduling,
+        scheduler_reserve_full_isl=reserve,
+        enable_prefix_caching=caching,
+        scheduling_policy="priority" if by_priority and has_priorities else "fcfs",
+    )
+
+
+def _ask_max_model_len(logged: int | None, name: str) -> int | None:
+    """Ask for the longest context, which may be unknown."""
+    return st.number_input(
+        "max_model_len",
+        1,
+        MOST_TOKENS,
+        logged,
+        placeholder="bounded by the KV cache alone",
+        key=f"max_model_len_{name}",
+        help="Longest context, tokens.",
+        persist_state="session",
+    )
+
+
+def ask_model_name() -> str:
+    """Ask for the model to write into the command; a name that a shell would read otherwise is not taken."""
+    model = st.text_input(
+        "Model to write into the command",
+        value=MODEL,
+        key="model_name",
+        help="As you give it to `vllm serve`: a name on the hub or a path.",
+        persist_state="session",
+    )
+    if re.fullmatch(r"[\w./:@+-]+", model):
+        return model
+    st.error(f"A model name has letters, digits and . / : @ + - only; {MODEL} is written instead.")
+    return MODEL
+
+
+def _kv_tokens(facts: ServerFacts) -> int | None:
+    """KV cache size as the log states it."""
+    if facts.num_gpu_blocks is None or facts.block_size is None:
+        return None
+    return (facts.num_gpu_blocks - 1) * facts.block_size

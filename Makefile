@@ -10,6 +10,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,cluster]'
+	$(BIN)/planner tables >/dev/null  # compiles the scheduler once, so that the first plan need not wait for it
 	touch $(STAMP)
 
 run: $(STAMP)

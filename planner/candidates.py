@@ -25,8 +25,12 @@ class Reason(StrEnum):
     """The longest gap is above its cap."""
     TTFT = "ttft"
     """TTFT at the percentile is above its target."""
-    NOT_BEST = "not_best"
-    """It meets every target; another one is better by the objective."""
+    LATER_TOKENS = "later_tokens"
+    """It meets every target, but its TTFT at the percentile is higher than the best one's."""
+    LARGER_GAPS = "larger_gaps"
+    """It meets every target, but its gaps at the percentile are larger than the best one's."""
+    LESS_THROUGHPUT = "less_throughput"
+    """It meets every target, but delivers fewer tokens per second than the best one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class Rejection:
     """What would have been allowed, in `unit`."""
     unit: str
     """ "s", "tokens/s", or "" for a share."""
+    percentile: float | None = None
+    """Percentile that `measured` is, 0–1; None when it is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,9 @@ def violations(summary: Summary, slo: Slo) -> tuple[Rejection, ...]:
     if summary.is_unstable:
         found.append(Rejection(Reason.UNSTABLE, summary.ttft_growth, UNSTABLE_GROWTH, ""))
     if summary.itl_at_percentile_s > slo.itl_s:
-        found.append(Rejection(Reason.ITL, summary.itl_at_percentile_s, slo.itl_s, "s"))
+        found.append(Rejection(Reason.ITL, summary.itl_at_percentile_s, slo.itl_s, "s", slo.itl_percentile))
     if slo.worst_gap_s is not None and summary.itl.max_s > slo.worst_gap_s:
         found.append(Rejection(Reason.WORST_GAP, summary.itl.max_s, slo.worst_gap_s, "s"))
     if slo.ttft_s is not None and not summary.ttft_at_percentile_s <= slo.ttft_s:
-        found.append(Rejection(Reason.TTFT, summary.ttft_at_percentile_s, slo.ttft_s, "s"))
+        found.append(Rejection(Reason.TTFT, summary.ttft_at_percentile_s, slo.ttft_s, "s", slo.ttft_percentile))
     return tuple(found)

@@ -165,7 +165,7 @@ def recommend(
         today=now,
         vllm_default=replays.known[usual],
         candidates=candidates,
-        losers=tuple((c, _rejection(c, best, objective)) for c in candidates if c is not best),
+        losers=tuple((c, _rejection(c, best, objective, slo)) for c in candidates if c is not best),
         closed_form_budget=budget,
         typical_decode_s=decode_s,
         typical_num_seqs=num_seqs,
@@ -388,25 +388,15 @@ def _distance(candidate: Candidate) -> tuple[float, ...]:
     return (candidate.summary.is_unstable, overshoot, *_order(candidate.engine_config))
 
 
-def _rejection(candidate: Candidate, best: Candidate | None, objective: Objective) -> Rejection:
+def _rejection(candidate: Candidate, best: Candidate | None, objective: Objective, slo: Slo) -> Rejection:
     """The first reason for which a candidate is not the choice."""
     if candidate.violations or best is None:
         return candidate.violations[0]
-    measured, limit, unit = {
-        Objective.LOWEST_TTFT: (
-            candidate.summary.ttft_at_percentile_s,
-            best.summary.ttft_at_percentile_s,
-            "s",
-        ),
-        Objective.MOST_HEADROOM: (
-            candidate.summary.itl_at_percentile_s,
-            best.summary.itl_at_percentile_s,
-            "s",
-        ),
-        Objective.HIGHEST_THROUGHPUT: (
-            candidate.summary.output_tokens_per_s,
-            best.summary.output_tokens_per_s,
-            "tokens/s",
-        ),
-    }[objective]
-    return Rejection(Reason.NOT_BEST, measured, limit, unit)
+    own, other = candidate.summary, best.summary
+    if objective is Objective.LOWEST_TTFT:
+        waits = own.ttft_at_percentile_s, other.ttft_at_percentile_s
+        return Rejection(Reason.LATER_TOKENS, *waits, "s", slo.ttft_percentile)
+    if objective is Objective.MOST_HEADROOM:
+        gaps = own.itl_at_percentile_s, other.itl_at_percentile_s
+        return Rejection(Reason.LARGER_GAPS, *gaps, "s", slo.itl_percentile)
+    return Rejection(Reason.LESS_THROUGHPUT, own.output_tokens_per_s, other.output_tokens_per_s, "tokens/s")

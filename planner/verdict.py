@@ -66,11 +66,14 @@ def rejection_sentence(rejection: Rejection) -> str:
     """One reason in words, measured against limit."""
     if rejection.reason is Reason.UNSTABLE:
         return "unstable, the queue grows for as long as the trace lasts"
+    percentile = "" if rejection.percentile is None else f"p{100 * rejection.percentile:g} "
     what = {
-        Reason.ITL: "token gap at the percentile",
+        Reason.ITL: f"{percentile}token gap",
         Reason.WORST_GAP: "worst token gap",
-        Reason.TTFT: "TTFT at the percentile",
-        Reason.NOT_BEST: "meets the targets, but",
+        Reason.TTFT: f"{percentile}TTFT",
+        Reason.LATER_TOKENS: f"meets the targets, but {percentile}TTFT",
+        Reason.LARGER_GAPS: f"meets the targets, but {percentile}token gap",
+        Reason.LESS_THROUGHPUT: "meets the targets, but",
     }[rejection.reason]
     if rejection.unit == "tokens/s":
         return f"{what} {rejection.measured:,.0f} tokens/s against {rejection.limit:,.0f}"
@@ -204,6 +207,8 @@ def seconds(value_s: float) -> str:
     """A duration with three significant digits at most, in the unit people say."""
     if value_s != value_s:
         return "–"
+    if value_s == 0:
+        return "0 s"
     # The borders lie where three digits would round up to the next unit.
     if abs(value_s) < 0.9995e-3:
         return f"{value_s * 1e6:.3g} µs"

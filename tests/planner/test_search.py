@@ -71,7 +71,7 @@ def test_todays_flags_miss_and_the_choice_meets():
     assert found.closed_form_budget == closed_form_budget(STEP_TIME, 0.08, found.typical_num_seqs, 0.0)
     assert len(found.losers) == len(found.candidates) - 1
     for candidate, rejection in found.losers:
-        assert (rejection.reason is Reason.NOT_BEST) == candidate.meets
+        assert (rejection.reason is Reason.LATER_TOKENS) == candidate.meets
         assert rejection.measured >= rejection.limit
 
 

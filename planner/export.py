@@ -84,6 +84,7 @@ def plan_json(plan: Recommendation, receipt: dict[str, Any] | None = None) -> st
         "closed_form_budget": plan.closed_form_budget,
         "typical_decode_s": plan.typical_decode_s,
         "typical_num_seqs": plan.typical_num_seqs,
+        "offered_load": plan.offered_load,
         "slo": asdict(plan.slo),
         "objective": plan.objective.value,
         "space": asdict(plan.space),

@@ -18,6 +18,8 @@ from planner.slo import Slo
 from planner.step_time import Covered, SavedModel, StepTime, StepTimeFit, step_time_from_seconds
 from traces.requests import RequestTrace
 
+HOPELESS_LOAD = 1.1
+"""Offered load above which the search does not go through every setting."""
 NUM_DRAWS = 20
 """Draws of the coefficients under which the winner is judged again."""
 SEARCHED = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
@@ -73,6 +75,8 @@ class Recommendation:
     """Share of joint draws of the coefficients under which the best still meets every target; None = unknown."""
     extrapolated_share: float | None
     """Share of the best's steps outside the range that the calibration covered; None = range unknown."""
+    offered_load: float
+    """Least time the engine needs for the trace ÷ span of the arrivals; above 1 no setting keeps up. NaN = unknown."""
     slo: Slo
     """The targets."""
     objective: Objective
@@ -150,7 +154,10 @@ def recommend(
             max_num_seqs=default_flags[1],
             long_prefill_token_threshold=0,
         )
-        replays.run_all(_outward(_configs(space, today, usual), budget or min(space.max_num_batched_tokens)))
+        load = offered_load(trace, step_time, max(space.max_num_batched_tokens))
+        # Overloaded beyond doubt: what cannot be carried is shown under a few settings, not under all.
+        tried = _most_efficient(space) if load > HOPELESS_LOAD else space
+        replays.run_all(_outward(_configs(tried, today, usual), budget or min(space.max_num_batched_tokens)))
         candidates = replays.in_order()
         fitting = [c for c in candidates if c.meets]
         best = min(fitting, key=lambda c: _rank(c, objective, today)) if fitting else None
@@ -173,7 +180,8 @@ def recommend(
         extrapolated_share=share,
         slo=slo,
         objective=objective,
-        space=space,
+        offered_load=load,
+        space=tried,
         step_time=step_time,
         model_source="coefficients given by hand" if isinstance(model, StepTime) else model.source,
         trace_digest=trace.digest,
@@ -219,17 +227,38 @@ def default_space(
     longest_tokens : int
         Longest sequence of the trace: a threshold above it never acts.
     """
-    around = [] if budget is None else [_round(budget * f) for f in (0.5, 0.7, 0.85, 0.95, 1.0, 1.2, 1.5, 2.0)]
-    budgets = {today.max_num_batched_tokens, default_flags[0], 512, 1024, 2048, 4096, 8192, 16_384, *around}
-    seats = {today.max_num_seqs, default_flags[1], 64, 128, 256, 512}
-    caps = [] if budget is None else [_round(budget * f) for f in (0.25, 0.5, 0.9)]
-    thresholds = {0, today.long_prefill_token_threshold, 512, 2048, *caps}
+    around = [] if budget is None else [_round(budget * f) for f in (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)]
+    budgets = {today.max_num_batched_tokens, default_flags[0], 512, 1024, 2048, 8192, *around}
+    seats = {today.max_num_seqs, default_flags[1], 64, 256}
+    caps = [] if budget is None else [_round(budget * f) for f in (0.25, 0.5)]
+    thresholds = {0, today.long_prefill_token_threshold, *(caps or (256, 512)), 2048}
     longest = min(longest_tokens, today.max_model_len or longest_tokens)
     return SearchSpace(
         tuple(sorted(b for b in budgets if b <= 65_536)),
         tuple(sorted(seats)),
         tuple(sorted(t for t in thresholds if t < longest)),
     )
+
+
+def offered_load(trace: RequestTrace, step_time: StepTime, max_num_batched_tokens: int) -> float:
+    """Least engine time that the trace needs ÷ span of its arrivals, whatever the flags.
+
+    Counts every prompt token once, every later output token as a decode of its whole context, and as few steps as
+    the largest budget allows; preemptions, part-full steps and prefill attention come on top. NaN when all arrive
+    at once, or when prefix hashes leave open how much of the prompts is computed at all.
+    """
+    if trace.span_s == 0.0 or trace.prefix_hashes is not None:
+        return float("nan")
+    num_decodes = trace.output_tokens - 1
+    context = num_decodes * (trace.prompt_tokens + trace.output_tokens / 2)
+    num_tokens = float(trace.prompt_tokens.sum() + num_decodes.sum())
+    least_ns = (
+        step_time.base_ns * num_tokens / max_num_batched_tokens
+        + step_time.per_seq_ns * float(num_decodes.sum() + len(trace))
+        + step_time.per_prefill_token_ns * float(trace.prompt_tokens.sum())
+        + min(step_time.per_kv_token_ns, step_time.per_kv_token_mixed_ns) * float(context.sum())
+    )
+    return least_ns / 1e9 / trace.span_s
 
 
 def extrapolated_share(run: Replay, covered: Covered) -> float:
@@ -244,6 +273,11 @@ def extrapolated_share(run: Replay, covered: Covered) -> float:
 def num_threads() -> int:
     """Processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _most_efficient(space: SearchSpace) -> SearchSpace:
+    """The largest budgets and seats, no threshold: what loses least to fixed costs."""
+    return SearchSpace(space.max_num_batched_tokens[-2:], space.max_num_seqs[-1:], (0,))
 
 
 def _configs(space: SearchSpace, today: EngineConfig, usual: EngineConfig) -> list[EngineConfig]:

@@ -29,10 +29,11 @@ def verdict(plan: Recommendation) -> Verdict:
         return Verdict("met", _met_sentence(plan, plan.best))
     closest = plan.closest
     if all(c.summary.is_unstable for c in plan.candidates):
+        load = f"offered load is at least {plan.offered_load:.2f} × capacity, and " if plan.offered_load > 1 else ""
         return Verdict(
             "unstable",
-            "Unstable: under every setting tried the queue grows for as long as the trace lasts "
-            f"(the last arrivals wait {seconds(closest.summary.ttft.max_s)} for their first token). "
+            f"Unstable: {load}under every setting tried the queue grows for as long as the trace lasts "
+            f"(first tokens come up to {seconds(closest.summary.ttft.max_s)} late). "
             "One replica cannot carry this load; no precise latency can be given.",
         )
     if plan.closed_form_budget is None:

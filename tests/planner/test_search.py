@@ -12,7 +12,7 @@ from planner.candidates import Reason, evaluate
 from planner.engine_config import EngineConfig
 from planner.errors import BadFlags, Cancelled
 from planner.replay import replay
-from planner.search import Objective, SearchSpace, closed_form_budget, extrapolated_share, recommend
+from planner.search import Objective, SearchSpace, closed_form_budget, extrapolated_share, offered_load, recommend
 from planner.slo import Slo
 from planner.step_time import Covered, StepTime
 
@@ -89,6 +89,27 @@ def test_impossible_target_is_missed_by_every_setting():
     assert found.closed_form_budget is None
     assert all(c.violations for c in found.candidates)
     assert found.closest in found.candidates
+
+
+def test_offered_load_is_a_lower_bound():
+    """By hand: two requests over 1 s; 300 prompt tokens, 2 + 4 decodes, each of half its output plus its prompt."""
+    trace = trace_of((0.0, 100, 3), (1.0, 200, 5))
+    step_time = StepTime(1_000_000, 10_000, 100_000, 0.0, 10.0, 20.0)
+    context = 2 * (100 + 1.5) + 4 * (200 + 2.5)
+    least_ns = 1_000_000 * 306 / 1000 + 10_000 * 8 + 100_000 * 300 + 10.0 * context
+    assert offered_load(trace, step_time, 1000) == pytest.approx(least_ns / 1e9)
+    heavy = chat_trace(400, rate_rps=60.0)
+    run = evaluate(heavy, TODAY, STEP_TIME, SLO)
+    assert 1 < offered_load(heavy, STEP_TIME, 8192) <= run.summary.makespan_s / heavy.span_s
+    assert np.isnan(offered_load(trace_of((0.0, 5, 5)), step_time, 100))
+
+
+def test_a_hopeless_load_is_not_searched_to_the_end():
+    found = plan(chat_trace(400, rate_rps=60.0), space=None)
+    assert found.best is None
+    assert found.offered_load > 1.1
+    assert found.num_replays <= 4
+    assert all(c.summary.is_unstable for c in found.candidates)
 
 
 def test_worst_gap_and_ttft_targets_count():

@@ -281,7 +281,7 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, reco
                     num_coasting,
                 )  # fmt: skip
     num_steps, num_gaps, num_events = engine.num_steps, engine.num_gaps, engine.num_events
-    return outcome, steps[:num_steps].copy(), gaps[:num_gaps].copy(), events[:num_events].copy()
+    return outcome, steps[:num_steps], gaps[:num_gaps], events[:num_events]
 
 
 @njit(cache=True, nogil=True)

@@ -31,13 +31,13 @@ def shared_path(*parts: str) -> Path:
     return path
 
 
-def cases(kind: str) -> list[Any]:
-    """Return parameters, one `Case` each, for every case of a kind ("trace" or "steplog")."""
+def cases(kind: str, stating: str | None = None) -> list[Any]:
+    """Return parameters, one `Case` each, for every case of a kind ("trace" or "steplog") whose sidecar has a field."""
     found = []
     for sidecar_path in sorted(SHARED_DIR.glob("cases/**/*.json")):
         sidecar = json.loads(sidecar_path.read_text(encoding="utf-8"))
         path = sidecar_path.with_suffix("")
-        if sidecar.get("kind") == kind and path.exists():
+        if sidecar.get("kind") == kind and path.exists() and (stating is None or stating in sidecar):
             name = path.relative_to(SHARED_DIR / "cases").as_posix()
             found.append(pytest.param(Case(path, sidecar), id=name))
     return found or _skipped("cases")

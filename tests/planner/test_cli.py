@@ -139,10 +139,8 @@ def test_capacity_says_where_it_breaks(capsys, trace_file, tmp_path):
 
 
 @pytest.mark.cases
-@pytest.mark.parametrize("case", cases("trace"))
+@pytest.mark.parametrize("case", cases("trace", stating="minimal_replicas"))
 def test_minimal_replicas_of_the_cases(capsys, case: Case, tmp_path):
-    if "minimal_replicas" not in case.sidecar:
-        pytest.skip("the case asks for no replicas")
     model, slo = case.sidecar["replay"]["model"], case.sidecar["slo"]
     path = tmp_path / "m.json"
     step_ns, token_ns = round(model["d_ms"] * 1e6), round(model["p_ms_per_token"] * 1e6)
@@ -159,12 +157,10 @@ def test_minimal_replicas_of_the_cases(capsys, case: Case, tmp_path):
 
 
 @pytest.mark.cases
-@pytest.mark.parametrize("case", cases("trace"))
+@pytest.mark.parametrize("case", cases("trace", stating="replay"))
 def test_expected_numbers_of_the_cases(capsys, case: Case):
     """Bands from an independent small model: synchronous, no prefix cache, first come first served."""
-    expected = case.sidecar.get("replay")
-    if expected is None:
-        pytest.skip("the case states no replay")
+    expected = case.sidecar["replay"]
     model = expected["model"]
     for config, want in zip(expected["config"], expected["expect"], strict=True):
         if config.get("replicas", 1) > 1:

@@ -58,11 +58,9 @@ def test_what_must_be_told(case: Case) -> None:
     assert any(words[case.path.name] in notice for notice in trace.receipt.notices)
 
 
-@pytest.mark.parametrize("case", cases("trace"))
+@pytest.mark.parametrize("case", cases("trace", stating="prefix"))
 def test_reusable_prompt_tokens_are_those_stated(case: Case) -> None:
     """A warm cache without a limit would save every full block that an earlier prompt had."""
-    if "prefix" not in case.sidecar:
-        return
     trace = read_trace(case.path, case.path.name, given(case.sidecar.get("given", {})))
     hashes, stated = trace.prefix_hashes, case.sidecar["prefix"]
     assert hashes is not None

@@ -8,7 +8,6 @@ from planner.search import Objective, Recommendation
 from planner.slo import Slo
 from traces.requests import RequestTrace
 
-
 WORTHWHILE = 0.05
 """A gain in TTFT below this share is no reason to restart a server."""
 

@@ -11,13 +11,17 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from planner import experiments
 from planner.calibrate import fit_step_time
 from planner.candidates import Candidate
 from planner.capacity import LoadPoint, Routing, find_headroom, find_replicas
+from planner.chrome_trace import chrome_trace
 from planner.engine_config import GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
 from planner.errors import BadPlan
 from planner.export import plan_json, receipt_of, serve_command, without_nan
+from planner.inside_report import inside_report, report_document, report_lines
 from planner.metrics import Spread, Summary, summarise
 from planner.replay import Replay, replay, warm_up
 from planner.search import Objective, Recommendation, recommend
@@ -88,6 +92,26 @@ def run_replay(arguments: argparse.Namespace) -> int:
         _print_json(_replay_document(trace, run, summary, arguments.itl_ms))
     else:
         _print_replay(trace, run, summary)
+    return OK
+
+
+def run_inspect(arguments: argparse.Namespace) -> int:
+    """Replay one configuration and look inside."""
+    trace = _trace(arguments)
+    config = _config(arguments, EngineConfig())
+    request = _request(arguments, trace)
+    _say_unseen_prefixes(trace, config)
+    run = replay(trace, config, _step_time(arguments))
+    window_s = tuple(arguments.window) if arguments.window else None
+    report = inside_report(trace, run, window_s, arguments.num_gaps, arguments.at, request)
+    if arguments.perfetto:
+        from_s, until_s = window_s or (0.0, run.end_s)
+        Path(arguments.perfetto).write_text(chrome_trace(trace, run, from_s, until_s))
+    if arguments.json:
+        _print_json(report_document(trace, report) | {"flags": asdict(config)})
+    else:
+        print(f"Simulated: {'; '.join(rules_in_force(config))}.")
+        print("\n".join(report_lines(trace, report)))
     return OK
 
 
@@ -177,6 +201,17 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--itl-ms", type=float, default=80.0, help="gap above which a stream counts as stalled")
     one.set_defaults(run=run_replay)
 
+    inspect = commands.add_parser("inspect", help="look inside a replay: worst gaps and why, one request's life")
+    inspect.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
+    inspect.add_argument("--request", type=int, metavar="ROW", help="why this one was late: data row, counted from 1")
+    inspect.add_argument("--window", type=float, nargs=2, metavar=("FROM", "TO"), help="seconds; the whole replay else")
+    inspect.add_argument("--at", type=float, metavar="S", help="list the steps around this second")
+    inspect.add_argument("--num-gaps", type=int, default=10, help="worst gaps to list")
+    inspect.add_argument("--perfetto", metavar="OUT.json", help="write the window for ui.perfetto.dev")
+    _add_model_options(inspect)
+    _add_flag_options(inspect)
+    inspect.set_defaults(run=run_inspect)
+
     calibrate = commands.add_parser("calibrate", help="fit d and p to a step log")
     calibrate.add_argument("steplog", help="server log or table of steps")
     calibrate.add_argument("--num-gpu-blocks", type=int, help="KV blocks, where the log only gives a usage share")
@@ -203,7 +238,7 @@ def _parser() -> argparse.ArgumentParser:
     capacity.add_argument("--routing", choices=[r.value for r in Routing], default=Routing.ROUND_ROBIN.value)
     capacity.set_defaults(run=run_capacity)
 
-    for command in (one, calibrate, plan, capacity):
+    for command in (one, inspect, calibrate, plan, capacity):
         command.add_argument("--json", action="store_true", help="print one JSON object")
         _add_answer_options(command)
     return parser
@@ -270,6 +305,18 @@ def _trace(arguments: argparse.Namespace) -> RequestTrace:
     for notice in trace.receipt.notices if trace.receipt else ():
         print(f"{arguments.trace}: {notice}", file=sys.stderr)
     return trace
+
+
+def _request(arguments: argparse.Namespace, trace: RequestTrace) -> int | None:
+    """The row of the trace that `--request` names."""
+    if arguments.window and not 0 <= arguments.window[0] < arguments.window[1]:
+        raise BadPlan("command line", "--window needs two seconds, 0 or more, the first before the second")
+    if arguments.request is None:
+        return None
+    found = np.flatnonzero(trace.source_row == arguments.request - 1)
+    if len(found) == 0:
+        raise BadPlan("command line", f"--request {arguments.request}: the trace has no such data row in use")
+    return int(found[0])
 
 
 def _say_unseen_prefixes(trace: RequestTrace, config: EngineConfig) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.engine_config import EngineConfig
 from planner.metrics import distribution, itl_of_requests, summarise, ttft_s
-from planner.replay import replay
+from planner.replay import WHOLE_REPLAY, replay
 from planner.step_time import StepTime
 from traces.requests import RequestTrace
 
@@ -70,7 +70,7 @@ def run_experiment_a(max_num_batched_tokens: int, long_prefill_token_threshold: 
         max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=long_prefill_token_threshold,
     )
-    run = replay(trace, config, STEP_TIME, records_events=True)
+    run = replay(trace, config, STEP_TIME, windows_ns=WHOLE_REPLAY)
     gaps = itl_of_requests(run, np.arange(len(trace)) < NUM_CHATS)
     return RowA(
         max_num_batched_tokens,

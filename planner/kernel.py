@@ -69,13 +69,14 @@ STEP = np.dtype(
     ]
 )
 GAP = np.dtype([("gap_ns", np.int64), ("request", np.int64), ("step", np.int64)])
-EVENT = np.dtype([("step", np.int64), ("kind", np.int64), ("request", np.int64), ("tokens", np.int64)])
+EVENT = np.dtype([("step", np.int32), ("kind", np.int32), ("request", np.int32), ("tokens", np.int32)])
 FLIGHT = np.dtype(
     [
         ("num_entries", np.int64),
         ("step", np.int64),  # -1 when the step was not worth a row
         ("end_ns", np.int64),
         ("num_preempted", np.int64),
+        ("is_recorded", np.bool_),  # whether the step writes events
     ]
 )
 ENTRY = np.dtype(
@@ -105,6 +106,8 @@ ENGINE = np.dtype(
         ("input_budget", np.int64),
         ("threshold", np.int64),
         ("num_preempted", np.int64),
+        ("held_by", np.int64),  # why nobody more was admitted
+        ("next_window", np.int64),  # first of the recorded windows that is not over
         ("num_steps", np.int64),
         ("num_gaps", np.int64),
         ("num_events", np.int64),
@@ -128,8 +131,15 @@ KEY = np.dtype(
     ]
 )
 
-SCHEDULED, PREEMPTED, ADMITTED, RESUMED, TOKEN, FINISHED = range(6)
-"""Kinds of `EVENT`; its `tokens` are those scheduled, lost, hit, hit, delivered (1), 0."""
+PREFILLED, DECODED, PREEMPTED, ADMITTED, RESUMED, TOKEN, FINISHED, HELD = range(8)
+"""Kinds of `EVENT`; its `tokens` are those scheduled, scheduled, lost, hit, hit, delivered (1), 0, one of the next.
+
+Who is prefilled in a step and who decodes is told apart as in `STEP`. HELD names the request at the head of the waiting
+queue and what kept it there."""
+
+NO_SEAT, NO_BUDGET, NO_BLOCKS, NOT_WHOLE, PREEMPTION = range(1, 6)
+"""What keeps the head of the waiting queue from starting: no seat; no budget; no KV blocks; its prompt does not fit the
+budget in one piece; somebody was preempted in this step."""
 
 DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS = range(5)
 """How a replay ended; the last: a preempted request may find its own blocks again, so run it with `tracks_blocks`."""
@@ -168,7 +178,7 @@ class Limits(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def replay(requests, state, blocks, keys, table, accept, limits, step_time, records_events, max_steps, cancel):
+def replay(requests, state, blocks, keys, table, accept, limits, step_time, windows, max_steps, cancel):
     """Run the engine until nothing is left; the rows of the arrays are changed in place.
 
     Parameters
@@ -186,9 +196,10 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, reco
         Acceptance pattern of drafts, taken round robin.
     limits : Limits
     step_time : StepTime
-    records_events : bool
-        Whether to write `EVENT` rows (who ran, was evicted, …); needed to look inside, not for numbers. Every step
-        is then taken by itself; without, stretches in which everybody just decodes are taken at once (`coast`).
+    windows : (w, 2) int64
+        From when until when to write `EVENT` rows (who ran, was evicted, …), in order and apart: all events of the
+        steps that are scheduled in a window, which are then taken one by one. Elsewhere stretches in which everybody
+        just decodes are taken at once (`coast`). Needed to look inside, not for numbers.
     max_steps : int
         Stop after this many recorded steps.
     cancel : (1,) uint8
@@ -217,7 +228,7 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, reco
     phases = np.empty((limits.block_size + 1) + cap, np.int64)
     steps = np.empty(1024, STEP)
     gaps = np.empty(1024, GAP)
-    events = np.empty(1024 if records_events else 0, EVENT)
+    events = np.empty(1024 if len(windows) > 0 else 0, EVENT)
     oldest, num_flights = 0, 0
     outcome = DONE
     while True:
@@ -237,13 +248,14 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, reco
             steps = grown(steps, len(steps) + 1)
         if engine.num_gaps + most_per_step > len(gaps):
             gaps = grown(gaps, engine.num_gaps + most_per_step)
-        if records_events and engine.num_events + 5 * cap + most_per_step > len(events):
-            events = grown(events, engine.num_events + 5 * cap + most_per_step)
+        if len(windows) > 0 and engine.num_events + 5 * cap + most_per_step + 1 > len(events):
+            events = grown(events, engine.num_events + 5 * cap + most_per_step + 1)
 
         if has_requests(engine):
             is_busy = num_flights == 1 and flights[oldest].num_entries > 0
             slot = (oldest + num_flights) % 2
             flight = flights[slot]
+            flight.is_recorded = is_in_window(engine, windows)
             schedule(
                 engine, requests, running, queue, blocks, keys, table, limits, step_time, flight, entries[slot],
                 steps, events,
@@ -268,17 +280,17 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, reco
         )  # fmt: skip
         oldest = (oldest + 1) % 2
         num_flights -= 1
-        if not records_events and num_flights == depth - 1:
+        if num_flights == depth - 1 and not is_in_window(engine, windows):
             last = flights[(oldest + 1) % 2] if depth == 1 else flights[oldest]
             last_entries = entries[(oldest + 1) % 2] if depth == 1 else entries[oldest]
             num_coasting = steps_to_coast(engine, requests, running, limits, last, last_entries)
             num_coasting = min(num_coasting, max_steps - engine.num_steps)
-            if num_coasting > 0:
+            if num_coasting > 0 and not last.is_recorded:
                 if engine.num_steps + num_coasting > len(steps):
                     steps = grown(steps, engine.num_steps + num_coasting)
                 coast(
                     engine, requests, running, queue, blocks, keys, table, limits, step_time, last, phases, steps,
-                    num_coasting,
+                    num_coasting, windows,
                 )  # fmt: skip
     num_steps, num_gaps, num_events = engine.num_steps, engine.num_gaps, engine.num_events
     return outcome, steps[:num_steps], gaps[:num_gaps], events[:num_events]
@@ -307,6 +319,14 @@ def has_requests(engine):
 
 
 @njit(cache=True, nogil=True)
+def is_in_window(engine, windows):
+    """Whether a step that is scheduled now writes events."""
+    while engine.next_window < len(windows) and windows[engine.next_window, 1] <= engine.now_ns:
+        engine.next_window += 1
+    return engine.next_window < len(windows) and windows[engine.next_window, 0] <= engine.now_ns
+
+
+@njit(cache=True, nogil=True)
 def schedule(engine, requests, running, queue, blocks, keys, table, limits, step_time, flight, entries, steps, events):
     """One call of schedule(): decide the batch, start it, write its row.
 
@@ -317,11 +337,14 @@ def schedule(engine, requests, running, queue, blocks, keys, table, limits, step
     engine.token_budget = limits.max_num_scheduled_tokens
     engine.input_budget = limits.max_num_batched_tokens
     engine.num_preempted = 0
+    engine.held_by = PREEMPTION
     flight.num_entries = 0
     schedule_running(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
     if engine.num_preempted == 0:
         schedule_waiting(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
     start_step(engine, requests, limits, step_time, flight, entries, steps, events)
+    if flight.step >= 0 and num_waiting(engine) > 0:
+        record(flight, engine, events, flight.step, HELD, queue_head(engine, queue, limits), engine.held_by)
 
 
 @njit(cache=True, nogil=True)
@@ -407,7 +430,7 @@ def preempt(position, engine, requests, running, queue, blocks, table, limits, f
         engine.index -= 1
         withdraw_entry(row, engine, limits, flight, entries)
     release(victim, engine, blocks, table, limits)
-    record(engine, events, engine.num_steps, PREEMPTED, row, victim.num_computed)
+    record(flight, engine, events, engine.num_steps, PREEMPTED, row, victim.num_computed)
     victim.num_recomputed += victim.num_computed
     victim.num_computed = 0
     victim.num_placeholders = 0
@@ -439,6 +462,7 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
     for j in range(flight.num_entries):
         may_pad = may_pad and not requests[entries[j].request].is_chunk
     has_running = flight.num_entries > 0
+    engine.held_by = NO_BUDGET
     while (
         engine.token_budget > 0
         and engine.input_budget > limits.num_extra_inputs
@@ -456,14 +480,16 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
             num_drafts = limits.num_spec_tokens
             num_tokens += num_drafts
             if num_tokens > most:
-                break
+                return
         if 0 < engine.threshold < num_tokens:
             num_tokens = engine.threshold
         if not limits.is_prefill_chunked and num_tokens > most:
-            break
+            engine.held_by = NOT_WHOLE
+            return
         num_tokens = min(num_tokens, most)
         if not may_admit(request, engine, limits, num_tokens, num_hits):
-            break
+            engine.held_by = NO_BLOCKS
+            return
         allocate(request, engine, blocks, keys, table, limits, num_tokens, num_hits)
         is_resumed = request.num_preemptions > 0
         if not is_resumed:
@@ -475,7 +501,9 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
         request.num_computed = num_hit_tokens
         num_drafts = min(num_drafts, num_tokens - 1)
         add_entry(row, num_tokens, num_drafts, True, engine, limits, flight, entries)
-        record(engine, events, engine.num_steps, RESUMED if is_resumed else ADMITTED, row, num_hit_tokens)
+        record(flight, engine, events, engine.num_steps, RESUMED if is_resumed else ADMITTED, row, num_hit_tokens)
+    if engine.num_running >= limits.max_num_seqs:
+        engine.held_by = NO_SEAT
 
 
 @njit(cache=True, nogil=True)
@@ -505,7 +533,8 @@ def start_step(engine, requests, limits, step_time, flight, entries, steps, even
         entry.samples = not request.is_chunk
         entry.num_preemptions = request.num_preemptions
         num_draft_tokens += entry.drafts
-        if entry.samples and num_tokens == 1:
+        is_decode = entry.samples and num_tokens == 1
+        if is_decode:
             num_decodes += 1
             kv_decode_tokens += context + 1
         else:
@@ -514,7 +543,8 @@ def start_step(engine, requests, limits, step_time, flight, entries, steps, even
         if entry.samples and limits.is_async:
             request.num_placeholders += 1 + entry.drafts
             request.num_drafts = limits.num_spec_tokens
-        record(engine, events, engine.num_steps, SCHEDULED, entry.request, entry.tokens)
+        kind = DECODED if is_decode else PREFILLED
+        record(flight, engine, events, engine.num_steps, kind, entry.request, entry.tokens)
     start_ns = max(engine.now_ns, engine.gpu_free_ns)
     end_ns = start_ns
     if flight.num_entries > 0:
@@ -631,7 +661,7 @@ def process_output(
         if request.is_finished:
             engine.must_announce_finished = True
             release(request, engine, blocks, table, limits)
-            record(engine, events, flight.step, FINISHED, entry.request, 0)
+            record(flight, engine, events, flight.step, FINISHED, entry.request, 0)
             if is_stale:
                 remove(entry.request, engine, requests, queue, limits)
             else:
@@ -651,7 +681,7 @@ def process_output(
 def deliver_token(row, request, engine, flight, steps, gaps, events):
     """Note when a token appeared and how long after the one before it."""
     request.num_outputs += 1
-    record(engine, events, flight.step, TOKEN, row, 1)
+    record(flight, engine, events, flight.step, TOKEN, row, 1)
     if request.num_outputs == 1:
         request.first_token_ns = flight.end_ns
     else:
@@ -709,11 +739,14 @@ def steps_to_coast(engine, requests, running, limits, last, last_entries):
 
 
 @njit(cache=True, nogil=True)
-def coast(engine, requests, running, queue, blocks, keys, table, limits, step_time, last, phases, steps, num_steps):
+def coast(
+    engine, requests, running, queue, blocks, keys, table, limits, step_time, last, phases, steps, num_steps, windows
+):
     """Take up to `num_steps` steps in which everybody running decodes one token, without visiting everybody.
 
     What differs from step to step is counted: the context read, and the blocks taken by those that fill one. Stops
-    before a step in which an arrival could act or the pool is short. The rows come out as if taken one by one.
+    before a step in which an arrival could act or the pool is short, or that writes events. The rows come out as if
+    taken one by one.
     """
     num_running = engine.num_running
     block_size = limits.block_size
@@ -722,9 +755,12 @@ def coast(engine, requests, running, queue, blocks, keys, table, limits, step_ti
     for j in range(num_running):
         kv_decode_tokens += requests[running[j]].num_computed + 1
     may_arrive = num_waiting(engine) > 0 or num_running >= limits.max_num_seqs
+    window_ns = np.int64(1) << 62
+    if engine.next_window < len(windows):
+        window_ns = windows[engine.next_window, 0]
     worst_gap_ns = 0
     done = 0
-    while done < num_steps:
+    while done < num_steps and engine.now_ns < window_ns:
         if engine.next_arrival < len(requests) and requests[engine.next_arrival].arrival_ns <= engine.now_ns:
             if not may_arrive or limits.by_priority:
                 break
@@ -1078,9 +1114,9 @@ def put_after(place, block, blocks):
 
 
 @njit(cache=True, nogil=True)
-def record(engine, events, step, kind, row, num_tokens):
-    """Write an event; without room for events nothing is recorded."""
-    if len(events) > 0:
+def record(flight, engine, events, step, kind, row, num_tokens):
+    """Write an event of a step that is recorded."""
+    if flight.is_recorded:
         event = events[engine.num_events]
         event.step = step
         event.kind = kind

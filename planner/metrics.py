@@ -81,7 +81,7 @@ def itl_of_requests(run: Replay, is_member: npt.NDArray[np.bool_]) -> Distributi
     Parameters
     ----------
     run : Replay
-        Replayed with `records_events`.
+        Replayed with events of all steps (`WHOLE_REPLAY`).
     is_member : (n,) bool
         The requests whose gaps count.
     """

@@ -21,6 +21,8 @@ NO_LIMIT = 1 << 40
 """Stands for a context length that is not bounded, tokens."""
 OUTCOMES = {kernel.DONE: "done", kernel.STALLED: "stalled", kernel.STEP_LIMIT: "step_limit"}
 """How a replay can end, in words."""
+WHOLE_REPLAY = ((0, 1 << 62),)
+"""The window of events that takes in every step, nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +64,9 @@ class Replay:
     gaps: npt.NDArray[Any]
     """(g,) `kernel.GAP`: gaps not counted in `steps`, rows of `request` as in the trace."""
     events: npt.NDArray[Any]
-    """(e,) `kernel.EVENT`, empty unless asked for; rows of `request` as in the trace."""
+    """(e,) `kernel.EVENT`, of the steps in `windows_ns`; rows of `request` as in the trace."""
+    windows_ns: tuple[tuple[int, int], ...]
+    """From when until when the steps scheduled then have their events, nanoseconds; in order and apart."""
     end_s: float
     """The clock at the end."""
     kernel_seconds: float
@@ -74,7 +78,7 @@ def replay(
     engine_config: EngineConfig,
     step_time: StepTime,
     *,
-    records_events: bool = False,
+    windows_ns: Sequence[tuple[int, int]] = (),
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Replay:
     """Replay `trace` through vLLM's scheduler and return when each token appeared.
@@ -90,8 +94,9 @@ def replay(
         Checked as vLLM checks it at start-up.
     step_time : StepTime
         Calibrated coefficients; outside `StepTimeFit.covered` this extrapolates.
-    records_events : bool
-        Whether to keep who ran in each step.
+    windows_ns : sequence of (int, int)
+        From when until when to keep who ran in each step, nanoseconds, in order and apart; `WHOLE_REPLAY` keeps all,
+        at 32 bytes and more per token.
     cancel : (1,) uint8, optional
         The replay stops soon after another thread makes it non-zero.
 
@@ -113,9 +118,9 @@ def replay(
     started = time.perf_counter()
     # Without shared prefixes a block's identity cannot matter until somebody is preempted and finds its own again.
     tracks_blocks = engine_config.enable_prefix_caching and trace.prefix_hashes is not None
-    ran = _run(trace, index, engine_config, step_time, tracks_blocks, records_events, cancel)
+    ran = _run(trace, index, engine_config, step_time, tracks_blocks, windows_ns, cancel)
     if ran.outcome == kernel.NEEDS_BLOCKS:
-        ran = _run(trace, index, engine_config, step_time, True, records_events, cancel)
+        ran = _run(trace, index, engine_config, step_time, True, windows_ns, cancel)
     kernel_seconds = time.perf_counter() - started
     if ran.outcome == kernel.CANCELLED:
         raise Cancelled
@@ -152,6 +157,7 @@ def replay(
         steps=steps,
         gaps=gaps,
         events=events,
+        windows_ns=tuple(windows_ns),
         end_s=ran.end_ns / 1e9,
         kernel_seconds=kernel_seconds,
     )
@@ -229,7 +235,7 @@ def _run(
     config: EngineConfig,
     step_time: StepTime,
     tracks_blocks: bool,
-    records_events: bool,
+    windows_ns: Sequence[tuple[int, int]],
     cancel: npt.NDArray[np.uint8],
 ) -> _Ran:
     """Lay out the kernel's arrays for the requests at `index`, and run it."""
@@ -246,7 +252,7 @@ def _run(
         acceptance_pattern(config),
         limits,
         _typed(step_time),
-        records_events,
+        np.array(windows_ns, np.int64).reshape(-1, 2),
         MAX_STEPS,
         cancel,
     )

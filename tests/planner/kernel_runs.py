@@ -4,7 +4,7 @@ import numpy as np
 from naive import Engine
 
 from planner import kernel
-from planner.replay import kernel_blocks
+from planner.replay import WHOLE_REPLAY, kernel_blocks
 from planner.step_time import StepTime
 
 NAMES = {
@@ -18,8 +18,14 @@ NAMES = {
     "decodes": "num_decodes",
     "num_draft_tokens": "num_draft_tokens",
 }
-
-
+HELD_BY = {
+    kernel.NO_SEAT: "no seat",
+    kernel.NO_BUDGET: "no budget",
+    kernel.NO_BLOCKS: "no blocks",
+    kernel.NOT_WHOLE: "not whole",
+    kernel.PREEMPTION: "preemption",
+}
+"""The naive model's words for what keeps the head of the waiting queue from starting."""
 METHODS = {None: (0, 0, False), "ngram": (0, 0, False), "ngram_gpu": (0, 0, False)}
 """Method → (lookahead per draft, extra inputs, drops the last hit block)."""
 METHODS |= {"eagle": (1, 0, True), "draft_model": (1, 1, False)}
@@ -32,7 +38,7 @@ def run_kernel(
     max_steps: int = 200_000,
     id_block_tokens: int = 16,
     tracks_blocks: bool | None = None,
-    records_events: bool = True,
+    windows: tuple[tuple[int, int], ...] = WHOLE_REPLAY,
 ) -> dict:
     """`requests` and `config` as in the recordings, arrivals in `arrival_ns`; the result in their form, too."""
     tracks_blocks = config["enable_prefix_caching"] if tracks_blocks is None else tracks_blocks
@@ -52,14 +58,15 @@ def run_kernel(
     blocks, keys, table = kernel_blocks(rows, ids, id_block_tokens, covered, limit)
     state = np.zeros(1, kernel.ENGINE)
     accept = np.array((config["spec"] or {"accept": [0]})["accept"])
+    window_rows = np.array(windows, np.int64).reshape(-1, 2)
     outcome, steps, gaps, events = kernel.replay(
-        rows, state, blocks, keys, table, accept, limit, step_time, records_events, max_steps, np.zeros(1, np.uint8)
+        rows, state, blocks, keys, table, accept, limit, step_time, window_rows, max_steps, np.zeros(1, np.uint8)
     )
-    lists = {name: [[] for _ in steps] for name in ("batch", "preempted", "admitted", "finished")}
+    lists = {name: [[] for _ in steps] for name in ("batch", "preempted", "admitted", "finished", "held")}
     token_step = [[] for _ in requests]
     for step, kind, row, tokens in events.tolist():
         i = order[row]
-        if kind == kernel.SCHEDULED:
+        if kind in (kernel.PREFILLED, kernel.DECODED):
             lists["batch"][step].append([i, tokens])
         elif kind == kernel.PREEMPTED:
             lists["preempted"][step].append(i)
@@ -67,6 +74,8 @@ def run_kernel(
             lists["admitted"][step].append([i, tokens, int(kind == kernel.RESUMED)])
         elif kind == kernel.FINISHED:
             lists["finished"][step].append(i)
+        elif kind == kernel.HELD:
+            lists["held"][step].append([i, HELD_BY[tokens]])
         else:
             token_step[i].append(step)
     columns = {theirs: steps[ours].tolist() for theirs, ours in NAMES.items()}
@@ -82,6 +91,7 @@ def run_kernel(
         "rows": rows,
         "step_rows": steps,
         "gap_rows": gaps,
+        "events": events,
         "num_free_blocks": int(state["num_free_blocks"][0]),
     }
 
@@ -103,7 +113,7 @@ def run_naive(
     steps = result["steps"]
     for step in steps:
         step["num_draft_tokens"] = sum(step["drafts"])
-    names = [*NAMES, "batch", "preempted", "admitted", "finished"]
+    names = [*NAMES, "batch", "preempted", "admitted", "finished", "held"]
     return result | {"steps": {name: [step[name] for step in steps] for name in names}}
 
 

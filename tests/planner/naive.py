@@ -196,6 +196,7 @@ class Engine:
         self.batch: list[Entry] = []
         self.preempted: list[Request] = []
         self.schedule_running()
+        self.held_by = "preemption"
         admitted = [] if self.preempted else self.schedule_waiting()
         return self.start_step(now, gpu_free, sorted(admitted))
 
@@ -272,6 +273,7 @@ class Engine:
         cap = self.config["max_num_active_seqs"] or self.config["max_num_seqs"]
         has_chunk = any(entry.request.is_chunk for entry in self.batch)
         has_running = bool(self.batch)
+        self.held_by = "no budget"
         while self.waiting and self.budget > 0 and self.input_budget > self.slots and len(self.running) < cap:
             request = self.head()
             hit_blocks = self.lookup(request)
@@ -282,20 +284,24 @@ class Engine:
             if is_padded and hit + 1 + self.k + 1 <= self.max_model_len:
                 tokens, drafts = 1 + self.k, self.k
                 if tokens > most:
-                    break
+                    return admitted
             if 0 < self.threshold < tokens:
                 tokens = self.threshold
             if not self.config["enable_chunked_prefill"] and tokens > most:
-                break
+                self.held_by = "not whole"
+                return admitted
             tokens = min(tokens, most)
             if not self.may_admit(request, tokens, hit_blocks):
-                break
+                self.held_by = "no blocks"
+                return admitted
             self.allocate(request, tokens, hit_blocks)
             self.waiting.remove(request)
             self.running.append(request)
             request.num_computed = hit
             admitted.append([request.index, hit, int(request.num_preemptions > 0)])
             self.add(Entry(request, tokens, min(drafts, max(0, tokens - 1)), is_admission=True))
+        if len(self.running) >= cap:
+            self.held_by = "no seat"
         return admitted
 
     def head(self) -> Request:
@@ -343,6 +349,7 @@ class Engine:
                     "preempted": sorted(request.index for request in self.preempted),
                     "admitted": admitted,
                     "finished": [],
+                    "held": [[self.head().index, self.held_by]] if self.waiting else [],
                 }
             )
         return Flight(self.batch, end, step, len(self.preempted))

@@ -48,6 +48,27 @@ def test_replay_speaks_to_people(capsys, trace_file):
     assert "ITL, pooled gaps" in out
 
 
+def test_inspect_tells_worst_gaps_and_why_a_request_was_late(capsys, trace_file, tmp_path):
+    perfetto = tmp_path / "trace.json"
+    given = ["inspect", trace_file, "--max-num-batched-tokens", 8192, "--request", 7, "--at", 1, "--num-gaps", 3]
+    code, out, _ = run(capsys, *given, "--perfetto", perfetto)
+    assert code == 0
+    assert "prefill tokens of request" in out
+    assert "request 7: " in out
+    assert json.loads(perfetto.read_text())["traceEvents"]
+    code, out, _ = run(capsys, *given, "--window", 1, 5, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert len(document["worst_gaps"]) == 3
+    assert all(1 <= gap["end_s"] <= 5 for gap in document["worst_gaps"])
+    assert document["worst_gaps"][0]["cause"] == "prefill beside"
+    assert document["request"]["row"] == 7
+    phases = document["request"]["phases"]
+    assert sum(p["end_ns"] - p["start_ns"] for p in phases) == round(document["request"]["e2e_s"] * 1e9)
+    assert len(document["steps"]) == 11
+    assert max(document["timeline"]["running"]["high"]) >= 1
+
+
 def test_the_road_from_log_to_flags(capsys, tmp_path):
     """The sample: today's flags miss 80 ms, the recommended ones meet it, and --model repeats the answer of --steps."""
     model, plan = tmp_path / "model.json", tmp_path / "plan.json"
@@ -97,6 +118,8 @@ def test_a_target_that_no_setting_meets_ends_with_3(capsys, trace_file, tmp_path
         (["plan", "{trace}", "--itl-ms", "80"], "needs --steps STEPLOG or --model"),
         (["plan", "{trace}", "--model", "m", "--itl-ms", "0"], "must be above 0"),
         (["calibrate", "{trace}"], "trace"),
+        (["inspect", "{trace}", "--request", "151"], "no such data row"),
+        (["inspect", "{trace}", "--window", "5", "1"], "the first before the second"),
     ],
 )
 def test_bad_input_ends_with_2_and_says_why_on_standard_error(capsys, trace_file, arguments, words):

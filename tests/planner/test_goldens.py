@@ -46,7 +46,7 @@ def test_coasting_changes_nothing(path):
         scenario["max_steps"],
         scenario["id_block_tokens"],
     )
-    same_bytes(run_kernel(*arguments), run_kernel(*arguments, records_events=False))
+    same_bytes(run_kernel(*arguments), run_kernel(*arguments, windows=()))
 
 
 def in_recorded_form(steps: dict, accepted: list[int], detail: str) -> dict:

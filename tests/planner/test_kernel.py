@@ -167,7 +167,7 @@ def test_cancel_stops_the_replay():
         np.zeros(1, np.int64),
         limit,
         StepTime(1, 1, 1),
-        False,
+        np.zeros((0, 2), np.int64),
         100,
         np.ones(1, np.uint8),
     )
@@ -183,8 +183,35 @@ def test_coasting_changes_nothing(scenario, step_time, longer):
     requests = [r | {"out": r["out"] * longer} for r in requests if r["prompt"] < config["max_model_len"]]
     requests = [r | {"max_tokens": r["out"] + r["priority"]} for r in requests]
     one_by_one = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS)
-    coasting = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS, records_events=False)
+    coasting = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS, windows=())
     same_bytes(one_by_one, coasting)
+
+
+def test_a_first_token_in_the_first_steps_is_no_gap():
+    """One token a step: the step that brings the first token looks like a decode."""
+    requests = [{"arrival_ns": 0, "prompt": 2, "out": 3}]
+    config = BASIC | {"max_num_batched_tokens": 2, "max_num_scheduled_tokens": 1, "max_num_seqs": 1}
+    run = run_kernel(requests, config, StepTime(1, 0, 0), windows=())
+    assert run["step_rows"]["num_gaps"].tolist() == [0, 0, 1, 1]
+
+
+@settings(max_examples=400, deadline=None)
+@given(scenarios(), STEP_TIMES, st.lists(st.integers(0, 60), max_size=6, unique=True), st.integers(1, 20))
+def test_a_window_records_the_events_of_its_steps_and_changes_nothing(scenario, step_time, borders, longer):
+    requests, config = scenario
+    requests = [r | {"out": r["out"] * longer} for r in requests if r["prompt"] < config["max_model_len"]]
+    requests = [r | {"max_tokens": r["out"]} for r in requests]
+    borders_ns = [border * 500 for border in sorted(borders)[: len(borders) // 2 * 2]]
+    windows = tuple(zip(borders_ns[::2], borders_ns[1::2], strict=True))
+    whole = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS)
+    windowed = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS, windows=windows)
+
+    same_bytes(whole, windowed)
+    sched_ns = whole["step_rows"]["sched_ns"][whole["events"]["step"]]
+    is_inside = np.zeros(len(sched_ns), bool)
+    for first_ns, end_ns in windows:
+        is_inside |= (first_ns <= sched_ns) & (sched_ns < end_ns)
+    assert windowed["events"].tolist() == whole["events"][is_inside].tolist()
 
 
 def same_bytes(one: dict, other: dict) -> None:

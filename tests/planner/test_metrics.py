@@ -8,7 +8,7 @@ from traces_by_hand import chat_trace, trace_of
 
 from planner import metrics
 from planner.engine_config import EngineConfig
-from planner.replay import replay
+from planner.replay import WHOLE_REPLAY, replay
 from planner.step_time import StepTime
 from traces.requests import RequestTrace
 
@@ -88,7 +88,7 @@ def test_an_empty_trace_and_a_single_request():
 def test_pooled_gaps_agree_with_the_tokens_themselves():
     trace = chat_trace(80)
     config = EngineConfig(max_num_batched_tokens=512, max_num_seqs=16, num_gpu_blocks=1001)
-    run = replay(trace, config, StepTime(8_000_000, 60_000, 20_000), records_events=True)
+    run = replay(trace, config, StepTime(8_000_000, 60_000, 20_000), windows_ns=WHOLE_REPLAY)
     counted, listed = metrics.itl(run), metrics.itl_of_requests(run, np.ones(len(trace), bool))
     assert counted.value_s.tolist() == listed.value_s.tolist()
     assert counted.count.tolist() == listed.count.tolist()

@@ -95,13 +95,13 @@ def fit_step_time(log: StepLog, num_kv_tokens: int | None = None) -> StepTimeFit
     1986), percentiles widened for few blocks (Hesterberg 2015, "expanded percentile").
     """
     steps, notices = _as_steps(log, num_kv_tokens)
-    work = (steps.num_seqs > 0) & (steps.time_s > 0)
+    work = (steps.num_seqs > 0) & (steps.time_s > 0) & ~log.recomputes
     problems = _work_problems(log, steps.take(work))
     if work.sum() < len(TERMS):
         raise _unfit(log, problems)
     always, optional = _columns(steps.take(work), notices)
     everything = _join(always, optional)
-    kept, left_out = _leave_out(steps, work, everything, notices)
+    kept, left_out = _leave_out(steps, work, log.recomputes, everything, notices)
     problems = problems or _work_problems(log, steps.take(kept))
     problems += _time_problems(log, steps, kept, everything)
     if problems:
@@ -279,7 +279,7 @@ def _columns(steps: _Steps, notices: list[str]) -> tuple[Columns, tuple[Columns,
 
 
 def _leave_out(
-    steps: _Steps, work: Bools, columns: Columns, notices: list[str]
+    steps: _Steps, work: Bools, recomputes: Bools, columns: Columns, notices: list[str]
 ) -> tuple[Bools, tuple[tuple[str, int], ...]]:
     """Mask of the steps to fit, and (reason, steps) for the rest."""
     predicted = steps.features @ _fit_robust(steps.take(work), columns)
@@ -308,7 +308,8 @@ def _leave_out(
                 "waited for them; the plan does not."
             )
     reasons = (
-        ("no work scheduled, or no time logged", ~work),
+        ("no work scheduled, or no time logged", ~work & ~recomputes),
+        ("a preempted request computes its tokens again, after a context that is not known", recomputes),
         (f"warm-up: over {WARM_UP_RATIO:.0f} × the fit within the first {NUM_WARM_UP} steps", warm_up),
         (f"outliers: over {OUTLIER_RATIO:.0f} × off the fit", outlier),
     )

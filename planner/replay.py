@@ -234,8 +234,8 @@ def _run(
 ) -> _Ran:
     """Lay out the kernel's arrays for the requests at `index`, and run it."""
     limits = limits_of(config, tracks_blocks)
-    rows = _request_rows(trace, index)
-    blocks, keys, table = kernel_blocks(rows, *_prefix_ids(trace, index), limits)
+    rows = request_rows(trace, index)
+    blocks, keys, table = kernel_blocks(rows, *prefix_ids(trace, index), limits)
     state = np.zeros(1, kernel.ENGINE)
     outcome, steps, gaps, events = kernel.replay(
         rows,
@@ -245,7 +245,7 @@ def _run(
         table,
         acceptance_pattern(config),
         limits,
-        _typed(step_time),
+        typed(step_time),
         records_events,
         MAX_STEPS,
         cancel,
@@ -253,8 +253,8 @@ def _run(
     return _Ran(outcome, int(state["now_ns"][0]), rows, steps, gaps, events)
 
 
-def _typed(step_time: StepTime) -> StepTime:
-    """The same coefficients in exactly the declared types: numba would compile everything anew for a 0 that is no 0.0."""
+def typed(step_time: StepTime) -> StepTime:
+    """The same coefficients in exactly the declared types: numba would compile anew for a 0 that is no 0.0."""
     types = get_type_hints(StepTime)
     return StepTime(**{name: types[name](value) for name, value in step_time._asdict().items()})
 
@@ -287,7 +287,7 @@ def kernel_blocks(
     return np.zeros(limits.num_gpu_blocks, kernel.BLOCK), keys, table
 
 
-def _prefix_ids(
+def prefix_ids(
     trace: RequestTrace, index: npt.NDArray[np.intp]
 ) -> tuple[Sequence[Sequence[int]], int, npt.NDArray[np.int64]]:
     """Ids per request, tokens per id, and how many tokens of each request they speak of: those of its prompt."""
@@ -311,7 +311,7 @@ def acceptance_pattern(config: EngineConfig) -> npt.NDArray[np.int64]:
     return np.asarray(np.cumprod(draws < config.draft_acceptance_rate, axis=1).sum(axis=1), np.int64)
 
 
-def _request_rows(trace: RequestTrace, index: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+def request_rows(trace: RequestTrace, index: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
     """Fresh kernel rows for the requests at `index`."""
     rows = np.zeros(len(index), kernel.REQUEST)
     rows["arrival_ns"] = np.rint(trace.arrival_s[index] * 1e9)

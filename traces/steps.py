@@ -55,6 +55,10 @@ class StepLog:
     """Sum over prefilling requests of chunk·(context before it + chunk/2), token²; None when unknown."""
     weight: npt.NDArray[np.float64] | None = None
     """How many real steps a row stands for; None = one each."""
+    num_decode_tokens: npt.NDArray[np.int64] | None = None
+    """Tokens computed by the decoding requests (vLLM's "generation tokens"); None when the log does not say."""
+    stamp_s: npt.NDArray[np.float64] | None = None
+    """When the step was logged, seconds on some clock, whole or to the millisecond; None when the log does not say."""
     facts: ServerFacts = ServerFacts()
     """What the log says about the server."""
     receipt: Receipt | None = None
@@ -73,6 +77,8 @@ class StepLog:
             self.kv_usage,
             self.prefill_attention,
             self.weight,
+            self.num_decode_tokens,
+            self.stamp_s,
         ):
             if values is None:
                 state.update(b"none")
@@ -84,3 +90,10 @@ class StepLog:
 
     def __len__(self) -> int:
         return len(self.step_s)
+
+    @property
+    def recomputes(self) -> npt.NDArray[np.bool_]:
+        """(k,) steps in which a preempted request computes its tokens again: vLLM counts it as decoding."""
+        if self.num_decode_tokens is None:
+            return np.zeros(len(self), np.bool_)
+        return self.num_decode_tokens > self.num_decode_reqs

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from planner import kernel
 from planner.engine_config import EngineConfig, check_flags
 from planner.errors import BadFlags
-from planner.replay import acceptance_pattern, kernel_blocks, limits_of, prefix_ids, request_rows, typed
+from planner.replay import NO_NOISE, acceptance_pattern, kernel_blocks, limits_of, prefix_ids, request_rows, typed
 from planner.step_time import StepTime
 from traces.requests import RequestTrace
 from traces.steps import StepLog
@@ -165,6 +165,7 @@ def aligned_log(log: StepLog, alignment: Alignment) -> StepLog:
         kv_decode_tokens=steps["kv_decode_tokens"].astype(np.float64),
         kv_usage=None,
         prefill_attention=steps["prefill_attention"].copy(),
+        kv_prefill_tokens=steps["kv_prefill_tokens"].astype(np.float64),
         weight=None,
         num_decode_tokens=None,
         stamp_s=None if log.stamp_s is None else log.stamp_s[which],
@@ -385,7 +386,7 @@ class _Engine:
         at = (self.oldest + self.num_flights) % 2
         kernel.schedule(
             self.state[0], self.requests, self.running, self.queue, self.blocks, self.keys, self.table, self.limits,
-            self.step_time, self.flights[at], self.entries[at], self.step, self.events,
+            self.step_time, NO_NOISE, self.flights[at], self.entries[at], self.step, self.events,
         )  # fmt: skip
         self.num_flights += 1
         entries = self.entries[at][: self.flights[at]["num_entries"]]

@@ -394,7 +394,8 @@ def _print_fit(fit: StepTimeFit) -> None:
             f"(95 %: {seconds(coefficient.low)} to {seconds(coefficient.high)})"
         )
     print(
-        f"error on held-out steps: mean {100 * fit.held_out_mape:.1f} %, p95 {100 * fit.held_out_p95:.1f} %; "
+        f"error on held-out steps: median {100 * fit.held_out_median:.1f} %, mean {100 * fit.held_out_mape:.1f} %, "
+        f"p95 {100 * fit.held_out_p95:.1f} %; "
         f"predicted total time {100 * fit.total_time_ratio:.1f} % of measured"
     )
 

@@ -19,6 +19,8 @@ MAX_STEPS = 10_000_000
 """A replay stops here; about 1 GB of step rows, far above any real trace that moves at all."""
 NO_LIMIT = 1 << 40
 """Stands for a context length that is not bounded, tokens."""
+NO_NOISE = np.ones((2, 0))
+"""Every step takes exactly what the equation says."""
 OUTCOMES = {kernel.DONE: "done", kernel.STALLED: "stalled", kernel.STEP_LIMIT: "step_limit"}
 """How a replay can end, in words."""
 
@@ -74,6 +76,7 @@ def replay(
     engine_config: EngineConfig,
     step_time: StepTime,
     *,
+    noise: npt.NDArray[np.float64] = NO_NOISE,
     records_events: bool = False,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Replay:
@@ -90,6 +93,8 @@ def replay(
         Checked as vLLM checks it at start-up.
     step_time : StepTime
         Calibrated coefficients; outside `StepTimeFit.covered` this extrapolates.
+    noise : (2, m) float64
+        Factors on step times, from `StepNoise.draw`; without, every step takes what the equation says.
     records_events : bool
         Whether to keep who ran in each step.
     cancel : (1,) uint8, optional
@@ -113,9 +118,9 @@ def replay(
     started = time.perf_counter()
     # Without shared prefixes a block's identity cannot matter until somebody is preempted and finds its own again.
     tracks_blocks = engine_config.enable_prefix_caching and trace.prefix_hashes is not None
-    ran = _run(trace, index, engine_config, step_time, tracks_blocks, records_events, cancel)
+    ran = _run(trace, index, engine_config, step_time, tracks_blocks, records_events, cancel, noise)
     if ran.outcome == kernel.NEEDS_BLOCKS:
-        ran = _run(trace, index, engine_config, step_time, True, records_events, cancel)
+        ran = _run(trace, index, engine_config, step_time, True, records_events, cancel, noise)
     kernel_seconds = time.perf_counter() - started
     if ran.outcome == kernel.CANCELLED:
         raise Cancelled
@@ -231,6 +236,7 @@ def _run(
     tracks_blocks: bool,
     records_events: bool,
     cancel: npt.NDArray[np.uint8],
+    noise: npt.NDArray[np.float64],
 ) -> _Ran:
     """Lay out the kernel's arrays for the requests at `index`, and run it."""
     limits = limits_of(config, tracks_blocks)
@@ -246,6 +252,7 @@ def _run(
         acceptance_pattern(config),
         limits,
         typed(step_time),
+        np.ascontiguousarray(noise),
         records_events,
         MAX_STEPS,
         cancel,

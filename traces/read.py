@@ -210,7 +210,7 @@ def _steps_of_log(opened: OpenedFile, file_name: str) -> StepLog:
         source_row=log.line[keep],
         kv_usage=None if np.isnan(kv_percent).any() else kv_percent / 100,
         num_decode_tokens=None if speculates else decode_tokens.astype(np.int64),
-        stamp_s=None if log.stamp_s is None else log.stamp_s[keep],
+        stamp_s=None if log.stamp_s is None or log.num_engines > 1 else log.stamp_s[keep],
         facts=log.facts,
         receipt=receipt,
     )
@@ -244,6 +244,7 @@ def _steps_of_table(
         kv_decode_tokens=extra.get("kv_decode_tokens"),
         kv_usage=extra.get("kv_usage"),
         prefill_attention=_prefill_attention(extra, prefill_tokens[keep], prefill_reqs),
+        kv_prefill_tokens=extra.get("kv_prefill_tokens"),
         weight=extra.get("weight"),
         receipt=Receipt(
             file_name=file_name,

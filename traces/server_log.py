@@ -77,6 +77,8 @@ class LogSteps:
     """Lines that start like an iteration line and end too early."""
     facts: ServerFacts
     """What the log says about the server."""
+    num_engines: int
+    """Engines whose lines stand among each other."""
     notices: tuple[str, ...]
     """What else the user must know."""
 
@@ -112,13 +114,15 @@ def parse_server_log(text: str) -> LogSteps:
     line = np.searchsorted(line_ends, [match.start() for match in matches]).astype(np.int64)
     line_starts = np.concatenate([[0], line_ends + 1])[line].tolist()
     stamps = [_stamp_s(text, start, match.start()) for start, match in zip(line_starts, matches, strict=True)]
+    engines = [_engine(text, match) for match in matches]
     return LogSteps(
         line,
         np.array(rows, dtype=np.float64).reshape(len(rows), len(fields)),
         None if None in stamps else np.array(stamps, dtype=np.float64),
         tuple(int(line) for line in cut_off),
         facts,
-        (*_engine_notices(matches, [_engine(text, match) for match in matches]), *notices),
+        len(set(engines)),
+        (*_engine_notices(matches, engines), *notices),
     )
 
 

@@ -53,6 +53,8 @@ class StepLog:
     """Share of KV blocks in use, 0–1; None when the log does not say."""
     prefill_attention: npt.NDArray[np.float64] | None = None
     """Sum over prefilling requests of chunk·(context before it + chunk/2), token²; None when unknown."""
+    kv_prefill_tokens: npt.NDArray[np.float64] | None = None
+    """Tokens of context that prefilling requests had before their chunk, summed; None when unknown."""
     weight: npt.NDArray[np.float64] | None = None
     """How many real steps a row stands for; None = one each."""
     num_decode_tokens: npt.NDArray[np.int64] | None = None
@@ -76,6 +78,7 @@ class StepLog:
             self.kv_decode_tokens,
             self.kv_usage,
             self.prefill_attention,
+            self.kv_prefill_tokens,
             self.weight,
             self.num_decode_tokens,
             self.stamp_s,

@@ -4,7 +4,7 @@ import numpy as np
 from naive import Engine
 
 from planner import kernel
-from planner.replay import kernel_blocks
+from planner.replay import NO_NOISE, kernel_blocks
 from planner.step_time import StepTime
 
 NAMES = {
@@ -53,7 +53,18 @@ def run_kernel(
     state = np.zeros(1, kernel.ENGINE)
     accept = np.array((config["spec"] or {"accept": [0]})["accept"])
     outcome, steps, gaps, events = kernel.replay(
-        rows, state, blocks, keys, table, accept, limit, step_time, records_events, max_steps, np.zeros(1, np.uint8)
+        rows,
+        state,
+        blocks,
+        keys,
+        table,
+        accept,
+        limit,
+        step_time,
+        NO_NOISE,
+        records_events,
+        max_steps,
+        np.zeros(1, np.uint8),
     )
     lists = {name: [[] for _ in steps] for name in ("batch", "preempted", "admitted", "finished")}
     token_step = [[] for _ in requests]

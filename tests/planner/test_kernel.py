@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kernel_runs import limits, run_kernel, run_naive
 
 from planner import kernel
-from planner.replay import kernel_blocks
+from planner.replay import NO_NOISE, kernel_blocks
 from planner.step_time import StepTime
 
 COMPARED = ("outcome", "end_ns", "steps", "token_step", "preemptions", "unfinished")
@@ -163,6 +163,7 @@ def test_cancel_stops_the_replay():
         np.zeros(1, np.int64),
         limit,
         StepTime(1, 1, 1),
+        NO_NOISE,
         False,
         100,
         np.ones(1, np.uint8),

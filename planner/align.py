@@ -21,6 +21,8 @@ from planner.step_time import StepTime
 from traces.requests import RequestTrace
 from traces.steps import StepLog
 
+MIN_SHARE_EXPLAINED = 0.9
+"""With fewer steps explained, trace, flags and log do not belong together."""
 WINDOW = 4
 """How many requests may have overtaken one that was sent before them."""
 OVERTAKING_S = 1.0
@@ -148,6 +150,24 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
         follows=walk.follows & walk.is_explained,
         admitted=np.array(walk.admitted, np.int64),
         differences=tuple(walk.differences[:NUM_DIFFERENCES]),
+    )
+
+
+def alignment_sentence(alignment: Alignment, num_steps: int) -> str:
+    """How many steps of a log the rules explain."""
+    outside = num_steps - alignment.num_covered
+    said = f"{alignment.num_explained:,} of {alignment.num_covered:,} steps explained by the trace under these flags"
+    return f"{said}; {outside:,} more lie before or after it." if outside else f"{said}."
+
+
+def difference_sentence(difference: Difference) -> str:
+    """What a line says, and what the rules give."""
+    logged, simulated = difference.logged, difference.simulated
+    return (
+        f"logged {logged.num_prefill_reqs} context requests with {logged.prefill_tokens:,} tokens and "
+        f"{logged.num_decode_reqs} generation requests with {logged.num_decode_tokens:,}; the rules give "
+        f"{simulated.num_prefill_reqs} with {simulated.prefill_tokens:,} and {simulated.num_decode_reqs} with "
+        f"{simulated.num_decode_tokens:,}"
     )
 
 

@@ -214,13 +214,7 @@ def _choose_terms(steps: Steps, always: Columns, optional: tuple[Columns, ...]) 
     """
     beta = fit_both(steps, _join(always, optional))
     blocks = as_blocks(steps, beta)
-    # Both kinds of steps count alike: one decides d, the other p, and one of them is usually rare.
-    half = np.where(
-        steps.has_prefill,
-        0.5 * steps.weight / steps.weight[steps.has_prefill].sum(),
-        0.5 * steps.weight / steps.weight[~steps.has_prefill].sum(),
-    )
-    scale = half / floored(steps, steps.features @ beta)
+    scale = _half_and_half(steps) / floored(steps, steps.features @ beta)
 
     def error(columns: Columns) -> Floats:
         """Held-out error by block, (b,); infinite when further terms explain p away."""
@@ -248,6 +242,14 @@ def _choose_terms(steps: Steps, always: Columns, optional: tuple[Columns, ...]) 
         median=percentile(ape, steps.weight, 0.5),
         p95=percentile(ape, steps.weight, 0.95),
     )
+
+
+def _half_and_half(steps: Steps) -> Floats:
+    """Weights (k,) by which both kinds of steps count alike: one decides d, the other p, and one is usually rare."""
+    share = np.empty_like(steps.weight)
+    for kind in (steps.has_prefill, ~steps.has_prefill):
+        share[kind] = 0.5 * steps.weight[kind] / steps.weight[kind].sum()
+    return share
 
 
 def _is_no_worse(own: Floats, best: Floats, num_standard_errors: float) -> bool:

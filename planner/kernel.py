@@ -724,6 +724,7 @@ def steps_to_coast(engine, requests, running, limits, last, last_entries):
             or request.num_placeholders != in_flight
             or request.num_known + in_flight - request.num_computed != 1
             or request.num_blocks != blocks_for(request.num_computed, limits)
+            or request.num_outputs == 0
             or request.last_token_step != last_step
         ):
             return 0

@@ -182,7 +182,7 @@ class SavedModel:
 def write_model(fit: StepTimeFit) -> str:
     """Write a fit as a model file: one JSON object, coefficients in nanoseconds under their names in `StepTime`.
 
-    Everything is kept but the steps and the bootstrap sample; floats read back exactly.
+    Everything is kept but the steps, their noise and the bootstrap sample; floats read back exactly.
     """
     covered = asdict(fit.covered)
     if math.isnan(fit.covered.max_kv_decode_tokens):
@@ -195,6 +195,7 @@ def write_model(fit: StepTimeFit) -> str:
         "covered": covered,
         "held_out": {"mape": fit.held_out_mape, "median": fit.held_out_median, "p95": fit.held_out_p95},
         "total_time_ratio": fit.total_time_ratio,
+        "overhead_s": None if math.isnan(fit.overhead_s) else fit.overhead_s,
         "num_steps": fit.num_steps,
         "left_out": [{"reason": reason, "num_steps": num_steps} for reason, num_steps in fit.left_out],
         "notices": list(fit.notices),

@@ -100,9 +100,14 @@ def run_kernel(
 def run_naive(
     requests: list[dict], config: dict, step_time: StepTime, max_steps: int = 200_000, id_block_tokens: int = 16
 ) -> dict:
-    def step_ns(num_seqs: int, prefill_tokens: int, kv_read: int, attention: float, num_drafts: int) -> int:
+    def step_ns(
+        num_seqs: int, prefill_tokens: int, kv_read: int, attention: float, num_drafts: int, kv_prefill: int
+    ) -> int:
         """The equation once more, in plain Python, so that the kernel's is judged as well."""
-        further = step_time.per_prefill_attention_ns * attention
+        further = step_time.per_prefill_attention_ns * attention + step_time.per_kv_prefill_token_ns * kv_prefill
+        for kink in (128, 256, 512):
+            if prefill_tokens > kink:
+                further += getattr(step_time, f"per_prefill_token_beyond_{kink}_ns") * (prefill_tokens - kink)
         if prefill_tokens:
             further += step_time.any_prefill_ns + step_time.per_kv_token_mixed_ns * kv_read
         else:

@@ -67,7 +67,7 @@ def log_of(trace: RequestTrace, config: EngineConfig) -> StepLog:
     ]
     names = {"num_blocks": config.num_gpu_blocks, "policy": "fcfs", "spec": None, "max_model_len": 10**6}
     flags = {name: getattr(config, name) for name in EngineConfig.__slots__} | names
-    run = Engine(requests, flags, lambda n, p, kv, a, d: 8_000_000 + 60_000 * n + 20_000 * p).run()
+    run = Engine(requests, flags, lambda n, p, *_: 8_000_000 + 60_000 * n + 20_000 * p).run()
     lines = lines_of(run["steps"], trace.prompt_tokens.tolist())
     columns = np.array(lines, np.int64).T
     return StepLog(
@@ -190,6 +190,23 @@ def test_requests_that_overtook_each_other_are_put_in_order():
 
     assert_all_explained(alignment)
     np.testing.assert_array_equal(trace.prompt_tokens[alignment.admitted], served.prompt_tokens)
+
+
+def test_a_request_that_vllm_refused_is_passed_over():
+    served = shared_prefixes()
+    assert served.prefix_hashes is not None
+    trace = RequestTrace(
+        np.insert(served.arrival_s, 20, served.arrival_s[20]),
+        np.insert(served.prompt_tokens, 20, 5000),
+        np.insert(served.output_tokens, 20, 5),
+        np.arange(len(served) + 1),
+    )
+
+    alignment = align(log_of(served, PLAIN), trace, replace(PLAIN, max_model_len=4096))
+
+    assert_all_explained(alignment)
+    assert 20 not in alignment.admitted
+    assert len(alignment.admitted) == len(served)
 
 
 def test_a_faulty_line_is_shown_and_the_rest_explained():

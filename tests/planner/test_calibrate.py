@@ -203,6 +203,22 @@ def test_same_log_same_bytes():
     assert first.draws.tobytes() == second.draws.tobytes()
 
 
+def test_noise_is_drawn_from_the_residuals_by_kind():
+    fit = fit_step_time(synthetic_log(num_steps=2000, noise=0.3))
+
+    assert fit.noise is not None
+    factors = fit.noise.draw(seed=1)
+    assert factors.tobytes() == fit.noise.draw(seed=1).tobytes()
+    assert factors.tobytes() != fit.noise.draw(seed=2).tobytes()
+    np.testing.assert_allclose(factors.mean(axis=1), 1.0, atol=0.01)
+    np.testing.assert_allclose(factors.std(axis=1), 0.3, atol=0.05)
+
+
+def test_averages_have_no_noise():
+    log = synthetic_log()
+    assert fit_step_time(replace(log, weight=np.full(len(log), 9.0))).noise is None
+
+
 # What is left out
 
 

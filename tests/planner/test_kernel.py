@@ -1,12 +1,15 @@
 """Kernel and naive model agree exactly on whatever hypothesis thinks of; the laws hold on every run."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_runs import limits, run_kernel, run_naive
+from traces_by_hand import trace_of
 
 from planner import kernel
-from planner.replay import NO_NOISE, kernel_blocks
+from planner.engine_config import EngineConfig
+from planner.replay import NO_NOISE, kernel_blocks, replay
 from planner.step_time import StepTime
 
 COMPARED = ("outcome", "end_ns", "steps", "token_step", "preemptions", "unfinished")
@@ -75,6 +78,10 @@ STEP_TIMES = st.builds(
     st.sampled_from([0.0, 1.5]),
     st.sampled_from([0.0, 0.125]),
     st.sampled_from([0, 9]),
+    st.sampled_from([0.0, 0.25]),
+    st.sampled_from([0.0, 2.5]),
+    st.sampled_from([0.0, 0.5]),
+    st.sampled_from([0.0, 4.75]),
 )
 
 
@@ -182,6 +189,27 @@ def test_coasting_changes_nothing(scenario, step_time, longer):
     one_by_one = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS)
     coasting = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS, records_events=False)
     same_bytes(one_by_one, coasting)
+
+
+@pytest.mark.parametrize("records_events", [True, False])
+def test_noise_stretches_each_step_by_its_kind(records_events):
+    trace = trace_of((0.0, 100, 20), (0.0, 100, 20))
+    config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=8, async_scheduling=False)
+    noise = np.array([[2.0, 4.0], [3.0, 3.0]])
+
+    run = replay(trace, config, StepTime(1000, 0, 0), noise=noise, records_events=records_events)
+
+    has_prefill = run.steps["prefill_tokens"] > 0
+    expected = np.where(has_prefill, 3000, np.where(np.arange(len(run.steps)) % 2, 4000, 2000))
+    np.testing.assert_array_equal(run.steps["end_ns"] - run.steps["start_ns"], expected)
+
+
+def test_the_first_token_is_no_gap_when_the_prompt_ends_with_one_token():
+    config = BASIC | {"max_num_batched_tokens": 2, "max_num_seqs": 1}
+    requests = [{"arrival_ns": 0, "prompt": 3, "out": 3}]
+    coasting = run_kernel(requests, config, StepTime(1, 0, 0), records_events=False)
+    same_bytes(run_kernel(requests, config, StepTime(1, 0, 0)), coasting)
+    assert coasting["step_rows"]["num_gaps"].tolist() == [0, 0, 1, 1]
 
 
 def same_bytes(one: dict, other: dict) -> None:

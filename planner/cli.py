@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from planner import experiments
+from planner.align import MIN_SHARE_EXPLAINED, Alignment, align, alignment_sentence, difference_sentence
 from planner.calibrate import fit_step_time
 from planner.candidates import Candidate
 from planner.capacity import LoadPoint, Routing, find_headroom, find_replicas
@@ -22,6 +23,7 @@ from planner.engine_config import GPU_TIERS, VLLM_VERSION, EngineConfig, default
 from planner.errors import BadPlan
 from planner.export import plan_json, receipt_of, serve_command, without_nan
 from planner.inside_report import inside_report, report_document, report_lines
+from planner.measured import SHARES, Comparison, compare, trust_sentence
 from planner.metrics import Spread, Summary, summarise
 from planner.replay import Replay, replay, warm_up
 from planner.search import Objective, Recommendation, recommend
@@ -41,6 +43,7 @@ from planner.verdict import (
 )
 from traces.answers import ReadAnswers
 from traces.errors import InputError
+from traces.measured import read_measured
 from traces.read import read_steps, read_trace
 from traces.requests import RequestTrace
 from traces.steps import StepLog
@@ -88,10 +91,13 @@ def run_replay(arguments: argparse.Namespace) -> int:
     warm_up()
     run = replay(trace, config, step_time)
     summary = summarise(run, arguments.itl_ms / 1e3)
+    compared = compare([run], read_measured(Path(arguments.measured))) if arguments.measured else ()
     if arguments.json:
-        _print_json(_replay_document(trace, run, summary, arguments.itl_ms))
+        document = _replay_document(trace, run, summary, arguments.itl_ms)
+        _print_json(document | ({"measured": _comparison_document(compared)} if compared else {}))
     else:
         _print_replay(trace, run, summary)
+        _print_comparison(compared)
     return OK
 
 
@@ -118,11 +124,12 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 def run_calibrate(arguments: argparse.Namespace) -> int:
     """Fit d and p to a step log."""
     log = read_steps(Path(arguments.steplog), Path(arguments.steplog).name, _answers(arguments))
-    fit = _fit(log, arguments)
+    alignment = _alignment(log, arguments, _trace(arguments)) if arguments.trace else None
+    fit = _fit(log, arguments, alignment)
     if arguments.output:
         Path(arguments.output).write_text(write_model(fit))
     if arguments.json:
-        _print_json(json.loads(write_model(fit)))
+        _print_json(json.loads(write_model(fit)) | ({"alignment": _alignment_document(alignment)} if alignment else {}))
     else:
         _print_fit(fit)
     return OK
@@ -132,7 +139,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     """Search the three flags and print the answer."""
     slo = _slo(arguments)
     trace = _trace(arguments)
-    model, known = _model(arguments)
+    model, known = _model(arguments, trace)
     today = _config(arguments, known)
     _say_unseen_prefixes(trace, today)
     warm_up()
@@ -160,7 +167,7 @@ def run_capacity(arguments: argparse.Namespace) -> int:
     """Find the load at which a target breaks, and the replicas that a growth needs."""
     slo = _slo(arguments)
     trace = _trace(arguments)
-    model, known = _model(arguments)
+    model, known = _model(arguments, trace)
     config = _config(arguments, known)
     _say_unseen_prefixes(trace, config)
     warm_up()
@@ -198,6 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
     _add_model_options(one)
     _add_flag_options(one)
+    one.add_argument("--measured", help="what clients measured under these flags: vllm bench serve, or Parquet")
     one.add_argument("--itl-ms", type=float, default=80.0, help="gap above which a stream counts as stalled")
     one.set_defaults(run=run_replay)
 
@@ -214,14 +222,16 @@ def _parser() -> argparse.ArgumentParser:
 
     calibrate = commands.add_parser("calibrate", help="fit d and p to a step log")
     calibrate.add_argument("steplog", help="server log or table of steps")
-    calibrate.add_argument("--num-gpu-blocks", type=int, help="KV blocks, where the log only gives a usage share")
-    calibrate.add_argument("--block-size", type=int, help="tokens per KV block")
+    calibrate.add_argument(
+        "--trace", help="the requests behind this log: explain its steps by them, and fit on what they computed"
+    )
+    _add_flag_options(calibrate)
     calibrate.add_argument("-o", "--output", help="write the model here, for --model")
     calibrate.set_defaults(run=run_calibrate)
 
     plan = commands.add_parser("plan", help="find the flags that meet a target")
     plan.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
-    plan.add_argument("--steps", metavar="STEPLOG", help="server log or table of steps to calibrate from")
+    _add_steps_options(plan)
     _add_model_options(plan)
     _add_flag_options(plan)
     _add_target_options(plan)
@@ -230,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
 
     capacity = commands.add_parser("capacity", help="find the load that breaks a target, and the replicas needed")
     capacity.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
-    capacity.add_argument("--steps", metavar="STEPLOG", help="server log or table of steps to calibrate from")
+    _add_steps_options(capacity)
     _add_model_options(capacity)
     _add_flag_options(capacity)
     _add_target_options(capacity)
@@ -242,6 +252,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="print one JSON object")
         _add_answer_options(command)
     return parser
+
+
+def _add_steps_options(parser: argparse.ArgumentParser) -> None:
+    """A step log to calibrate from."""
+    parser.add_argument("--steps", metavar="STEPLOG", help="server log or table of steps to calibrate from")
+    parser.add_argument(
+        "--align", action="store_true", help="the step log was written while this very trace was served"
+    )
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -326,13 +344,30 @@ def _say_unseen_prefixes(trace: RequestTrace, config: EngineConfig) -> None:
         print(said, file=sys.stderr)
 
 
-def _fit(log: StepLog, arguments: argparse.Namespace) -> StepTimeFit:
+def _alignment(log: StepLog, arguments: argparse.Namespace, trace: RequestTrace) -> Alignment:
+    """The log's steps explained by the trace, with how many on standard error."""
+    config = _config(arguments, flags_from_facts(log.facts))
+    alignment = align(log, trace, config)
+    print(alignment_sentence(alignment, len(log)), file=sys.stderr)
+    for one in alignment.differences:
+        print(f"  line {one.source_row + 1}: {difference_sentence(one)}", file=sys.stderr)
+    if alignment.share_explained < MIN_SHARE_EXPLAINED:
+        raise BadPlan(
+            arguments.trace,
+            f"explains {alignment.num_explained:,} of the log's {len(log):,} steps: these are not the requests behind "
+            f"it, or the server ran with other flags than {serve_command(config)}. Give the flags that are missing, or "
+            "calibrate without the trace.",
+        )
+    return alignment
+
+
+def _fit(log: StepLog, arguments: argparse.Namespace, alignment: Alignment | None = None) -> StepTimeFit:
     """A fit to a step log, with its notices on standard error."""
     num_kv_tokens = None
     if arguments.num_gpu_blocks is not None:
         block_size = arguments.block_size or log.facts.block_size or EngineConfig().block_size
         num_kv_tokens = (arguments.num_gpu_blocks - 1) * block_size
-    fit = fit_step_time(log, num_kv_tokens)
+    fit = fit_step_time(log, num_kv_tokens, alignment)
     for notice in (*(log.receipt.notices if log.receipt else ()), *fit.notices):
         print(f"{fit.source}: {notice}", file=sys.stderr)
     return fit
@@ -348,11 +383,12 @@ def _step_time(arguments: argparse.Namespace) -> StepTime:
     return StepTime(*(round(value * 1e6) for value in milliseconds))
 
 
-def _model(arguments: argparse.Namespace) -> tuple[StepTimeFit | SavedModel, EngineConfig]:
+def _model(arguments: argparse.Namespace, trace: RequestTrace) -> tuple[StepTimeFit | SavedModel, EngineConfig]:
     """The model to plan with, and what its log says of today's flags."""
     if arguments.steps:
         log = read_steps(Path(arguments.steps), Path(arguments.steps).name, _answers(arguments))
-        return _fit(log, arguments), flags_from_facts(log.facts)
+        alignment = _alignment(log, arguments, trace) if arguments.align else None
+        return _fit(log, arguments, alignment), flags_from_facts(log.facts)
     if arguments.model:
         return _saved_model(arguments.model), EngineConfig()
     raise BadPlan("command line", "a plan needs --steps STEPLOG or --model M.json")
@@ -464,6 +500,18 @@ def _replay_document(trace: RequestTrace, run: Replay, summary: Summary, itl_ms:
     }
 
 
+def _alignment_document(alignment: Alignment) -> dict[str, Any]:
+    """The alignment in the JSON of `planner calibrate`."""
+    return {
+        "explained": alignment.num_explained,
+        "covered": alignment.num_covered,
+        "differences": [
+            {"line": one.source_row + 1, "logged": one.logged._asdict(), "simulated": one.simulated._asdict()}
+            for one in alignment.differences
+        ],
+    }
+
+
 def _print_replay(trace: RequestTrace, run: Replay, summary: Summary) -> None:
     """What happened, for people."""
     print(f"Simulated: {'; '.join(rules_in_force(run.engine_config))}.")
@@ -490,6 +538,31 @@ def _print_replay(trace: RequestTrace, run: Replay, summary: Summary) -> None:
     )
 
 
+def _comparison_document(compared: tuple[Comparison, ...]) -> dict[str, Any]:
+    """Predicted beside measured in the JSON of `planner replay`."""
+    return {
+        one.name: {
+            "predicted_ms": _milliseconds(one.predicted),
+            "measured_ms": _milliseconds(one.measured),
+            "relative_error": {share: one.relative_error(share) for share in SHARES},
+        }
+        for one in compared
+    }
+
+
+def _print_comparison(compared: tuple[Comparison, ...]) -> None:
+    """Predicted beside measured, for people."""
+    for one in compared:
+        columns = "  ".join(
+            f"{share} {seconds(getattr(one.predicted, f'{share}_s'))} / {seconds(getattr(one.measured, f'{share}_s'))} "
+            f"({one.relative_error(share):+.0%})"
+            for share in SHARES
+        )
+        print(f"{one.name:10} predicted / measured: {columns}")
+    if compared:
+        print(trust_sentence(compared))
+
+
 def _print_fit(fit: StepTimeFit) -> None:
     """The fit, for people."""
     print(f"{fit.source}: {int(fit.kept.sum()):,} of {fit.num_steps:,} steps used")
@@ -502,7 +575,8 @@ def _print_fit(fit: StepTimeFit) -> None:
             f"(95 %: {seconds(coefficient.low)} to {seconds(coefficient.high)})"
         )
     print(
-        f"error on held-out steps: mean {100 * fit.held_out_mape:.1f} %, p95 {100 * fit.held_out_p95:.1f} %; "
+        f"error on held-out steps: median {100 * fit.held_out_median:.1f} %, mean {100 * fit.held_out_mape:.1f} %, "
+        f"p95 {100 * fit.held_out_p95:.1f} %; "
         f"predicted total time {100 * fit.total_time_ratio:.1f} % of measured"
     )
 
@@ -535,3 +609,7 @@ def _print_plan(plan: Recommendation, today: EngineConfig) -> None:
     if plan.best is None:
         for violation in plan.closest.violations:
             print(f"Closest: {rejection_sentence(violation)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -63,6 +63,7 @@ STEP = np.dtype(
         ("prefill_tokens", np.int64),
         ("num_draft_tokens", np.int64),
         ("kv_decode_tokens", np.int64),
+        ("kv_prefill_tokens", np.int64),
         ("prefill_attention", np.float64),
         ("num_preempted", np.int64),
         ("num_gaps", np.int64),  # tokens of this step whose previous token came from the step before
@@ -178,7 +179,7 @@ class Limits(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def replay(requests, state, blocks, keys, table, accept, limits, step_time, windows, max_steps, cancel):
+def replay(requests, state, blocks, keys, table, accept, limits, step_time, noise, windows, max_steps, cancel):
     """Run the engine until nothing is left; the rows of the arrays are changed in place.
 
     Parameters
@@ -196,6 +197,8 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, wind
         Acceptance pattern of drafts, taken round robin.
     limits : Limits
     step_time : StepTime
+    noise : (2, m) float64
+        Factors on the time of decode-only steps and of steps with prefill, taken in turn by step; m = 0 turns it off.
     windows : (w, 2) int64
         From when until when to write `EVENT` rows (who ran, was evicted, …), in order and apart: all events of the
         steps that are scheduled in a window, which are then taken one by one. Elsewhere stretches in which everybody
@@ -257,8 +260,8 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, wind
             flight = flights[slot]
             flight.is_recorded = is_in_window(engine, windows)
             schedule(
-                engine, requests, running, queue, blocks, keys, table, limits, step_time, flight, entries[slot],
-                steps, events,
+                engine, requests, running, queue, blocks, keys, table, limits, step_time, noise, flight,
+                entries[slot], steps, events,
             )  # fmt: skip
             num_flights += 1
             if flight.num_preempted > 0 and limits.caches_prefixes and not limits.tracks_blocks:
@@ -289,8 +292,8 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, wind
                 if engine.num_steps + num_coasting > len(steps):
                     steps = grown(steps, engine.num_steps + num_coasting)
                 coast(
-                    engine, requests, running, queue, blocks, keys, table, limits, step_time, last, phases, steps,
-                    num_coasting, windows,
+                    engine, requests, running, queue, blocks, keys, table, limits, step_time, noise, last, phases,
+                    steps, num_coasting, windows,
                 )  # fmt: skip
     num_steps, num_gaps, num_events = engine.num_steps, engine.num_gaps, engine.num_events
     return outcome, steps[:num_steps], gaps[:num_gaps], events[:num_events]
@@ -327,7 +330,9 @@ def is_in_window(engine, windows):
 
 
 @njit(cache=True, nogil=True)
-def schedule(engine, requests, running, queue, blocks, keys, table, limits, step_time, flight, entries, steps, events):
+def schedule(
+    engine, requests, running, queue, blocks, keys, table, limits, step_time, noise, flight, entries, steps, events
+):
     """One call of schedule(): decide the batch, start it, write its row.
 
     Source: vLLM 0.32, v1/core/sched/scheduler.py, Scheduler.schedule.
@@ -342,7 +347,7 @@ def schedule(engine, requests, running, queue, blocks, keys, table, limits, step
     schedule_running(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
     if engine.num_preempted == 0:
         schedule_waiting(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
-    start_step(engine, requests, limits, step_time, flight, entries, steps, events)
+    start_step(engine, requests, limits, step_time, noise, flight, entries, steps, events)
     if flight.step >= 0 and num_waiting(engine) > 0:
         record(flight, engine, events, flight.step, HELD, queue_head(engine, queue, limits), engine.held_by)
 
@@ -520,9 +525,10 @@ def add_entry(row, num_tokens, num_drafts, is_admission, engine, limits, flight,
 
 
 @njit(cache=True, nogil=True)
-def start_step(engine, requests, limits, step_time, flight, entries, steps, events):
+def start_step(engine, requests, limits, step_time, noise, flight, entries, steps, events):
     """Count the batch as computed, charge its time, write its row."""
-    num_decodes, prefill_tokens, num_draft_tokens, kv_decode_tokens, prefill_attention = 0, 0, 0, 0, 0.0
+    num_decodes, prefill_tokens, num_draft_tokens = 0, 0, 0
+    kv_decode_tokens, kv_prefill_tokens, prefill_attention = 0, 0, 0.0
     for j in range(flight.num_entries):
         entry = entries[j]
         request = requests[entry.request]
@@ -539,6 +545,7 @@ def start_step(engine, requests, limits, step_time, flight, entries, steps, even
             kv_decode_tokens += context + 1
         else:
             prefill_tokens += num_tokens
+            kv_prefill_tokens += context
             prefill_attention += num_tokens * (context + 0.5 * num_tokens)
         if entry.samples and limits.is_async:
             request.num_placeholders += 1 + entry.drafts
@@ -548,9 +555,11 @@ def start_step(engine, requests, limits, step_time, flight, entries, steps, even
     start_ns = max(engine.now_ns, engine.gpu_free_ns)
     end_ns = start_ns
     if flight.num_entries > 0:
-        end_ns += step_ns(
-            step_time, flight.num_entries, prefill_tokens, kv_decode_tokens, prefill_attention, num_draft_tokens
-        )
+        plain_ns = step_ns(
+            step_time, flight.num_entries, prefill_tokens, kv_decode_tokens, prefill_attention, num_draft_tokens,
+            kv_prefill_tokens,
+        )  # fmt: skip
+        end_ns += noisy_ns(plain_ns, noise, prefill_tokens > 0, engine.num_steps)
     engine.gpu_free_ns = end_ns
     flight.end_ns = end_ns
     flight.num_preempted = engine.num_preempted
@@ -569,6 +578,7 @@ def start_step(engine, requests, limits, step_time, flight, entries, steps, even
         step.prefill_tokens = prefill_tokens
         step.num_draft_tokens = num_draft_tokens
         step.kv_decode_tokens = kv_decode_tokens
+        step.kv_prefill_tokens = kv_prefill_tokens
         step.prefill_attention = prefill_attention
         step.num_preempted = engine.num_preempted
         step.num_gaps = 0
@@ -583,6 +593,7 @@ def step_ns(
     kv_decode_tokens: Any,
     prefill_attention: Any,
     num_draft_tokens: Any = 0,
+    kv_prefill_tokens: Any = 0,
 ) -> Any:
     """*The* equation: time of one step in whole nanoseconds.
 
@@ -602,6 +613,8 @@ def step_ns(
         Sum over prefilling requests of chunk·(context before the chunk + chunk/2), token².
     num_draft_tokens : int or (k,) int64
         Draft tokens verified in the step.
+    kv_prefill_tokens : int or (k,) float64
+        Tokens of context that prefilling requests had before their chunk, summed.
 
     Returns
     -------
@@ -621,8 +634,20 @@ def step_ns(
         + step_time.per_kv_token_ns * kv_decode_tokens * (1 - has_prefill)
         + step_time.per_kv_token_mixed_ns * kv_decode_tokens * has_prefill
         + step_time.per_prefill_attention_ns * prefill_attention
+        + step_time.per_kv_prefill_token_ns * kv_prefill_tokens
+        + step_time.per_prefill_token_beyond_128_ns * np.maximum(prefill_tokens - 128, 0)
+        + step_time.per_prefill_token_beyond_256_ns * np.maximum(prefill_tokens - 256, 0)
+        + step_time.per_prefill_token_beyond_512_ns * np.maximum(prefill_tokens - 512, 0)
     )
     return whole_ns + np.int64(np.rint(further_ns))
+
+
+@njit(cache=True, nogil=True)
+def noisy_ns(plain_ns, noise, has_prefill, step):
+    """The time of a step with its noise, whole nanoseconds."""
+    if noise.shape[1] == 0:
+        return plain_ns
+    return np.int64(np.rint(plain_ns * noise[int(has_prefill), step % noise.shape[1]]))
 
 
 @njit(cache=True, nogil=True)
@@ -740,7 +765,21 @@ def steps_to_coast(engine, requests, running, limits, last, last_entries):
 
 @njit(cache=True, nogil=True)
 def coast(
-    engine, requests, running, queue, blocks, keys, table, limits, step_time, last, phases, steps, num_steps, windows
+    engine,
+    requests,
+    running,
+    queue,
+    blocks,
+    keys,
+    table,
+    limits,
+    step_time,
+    noise,
+    last,
+    phases,
+    steps,
+    num_steps,
+    windows,
 ):
     """Take up to `num_steps` steps in which everybody running decodes one token, without visiting everybody.
 
@@ -773,7 +812,8 @@ def coast(
         if limits.tracks_blocks:
             fill_blocks(requests, blocks, keys, table, limits, phases, done)
         start_ns = max(engine.now_ns, engine.gpu_free_ns)
-        end_ns = start_ns + step_ns(step_time, num_running, 0, kv_decode_tokens, 0.0, 0)
+        plain_ns = step_ns(step_time, num_running, 0, kv_decode_tokens, 0.0, 0)
+        end_ns = start_ns + noisy_ns(plain_ns, noise, False, engine.num_steps)
         step = steps[engine.num_steps]
         step.sched_ns = engine.now_ns
         step.start_ns = start_ns
@@ -786,6 +826,7 @@ def coast(
         step.prefill_tokens = 0
         step.num_draft_tokens = 0
         step.kv_decode_tokens = kv_decode_tokens
+        step.kv_prefill_tokens = 0
         step.prefill_attention = 0.0
         step.num_preempted = 0
         step.num_gaps = 0

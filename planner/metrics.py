@@ -1,5 +1,6 @@
 """What the numbers mean: every latency, rate and count is defined here and nowhere else."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,13 @@ def distribution(values_s: npt.NDArray[Any]) -> Distribution:
     """The distribution of plain values, NaN left out."""
     value_s, count = np.unique(values_s[~np.isnan(values_s)], return_counts=True)
     return Distribution(value_s.astype(np.float64), count.astype(np.int64))
+
+
+def pooled(parts: Sequence[Distribution]) -> Distribution:
+    """All values of several distributions."""
+    value_s, place = np.unique(np.concatenate([part.value_s for part in parts]), return_inverse=True)
+    count = np.bincount(place, np.concatenate([part.count for part in parts]), len(value_s))
+    return Distribution(value_s, count.astype(np.int64))
 
 
 def itl(run: Replay) -> Distribution:

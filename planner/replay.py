@@ -19,6 +19,8 @@ MAX_STEPS = 10_000_000
 """A replay stops here; about 1 GB of step rows, far above any real trace that moves at all."""
 NO_LIMIT = 1 << 40
 """Stands for a context length that is not bounded, tokens."""
+NO_NOISE = np.ones((2, 0))
+"""Every step takes exactly what the equation says."""
 OUTCOMES = {kernel.DONE: "done", kernel.STALLED: "stalled", kernel.STEP_LIMIT: "step_limit"}
 """How a replay can end, in words."""
 WHOLE_REPLAY = ((0, 1 << 62),)
@@ -79,6 +81,7 @@ def replay(
     step_time: StepTime,
     *,
     windows_ns: Sequence[tuple[int, int]] = (),
+    noise: npt.NDArray[np.float64] = NO_NOISE,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Replay:
     """Replay `trace` through vLLM's scheduler and return when each token appeared.
@@ -97,6 +100,8 @@ def replay(
     windows_ns : sequence of (int, int)
         From when until when to keep who ran in each step, nanoseconds, in order and apart; `WHOLE_REPLAY` keeps all,
         at 32 bytes and more per token.
+    noise : (2, m) float64
+        Factors on step times, from `StepNoise.draw`; without, every step takes what the equation says.
     cancel : (1,) uint8, optional
         The replay stops soon after another thread makes it non-zero.
 
@@ -118,9 +123,9 @@ def replay(
     started = time.perf_counter()
     # Without shared prefixes a block's identity cannot matter until somebody is preempted and finds its own again.
     tracks_blocks = engine_config.enable_prefix_caching and trace.prefix_hashes is not None
-    ran = _run(trace, index, engine_config, step_time, tracks_blocks, windows_ns, cancel)
+    ran = _run(trace, index, engine_config, step_time, tracks_blocks, windows_ns, cancel, noise)
     if ran.outcome == kernel.NEEDS_BLOCKS:
-        ran = _run(trace, index, engine_config, step_time, True, windows_ns, cancel)
+        ran = _run(trace, index, engine_config, step_time, True, windows_ns, cancel, noise)
     kernel_seconds = time.perf_counter() - started
     if ran.outcome == kernel.CANCELLED:
         raise Cancelled
@@ -237,11 +242,12 @@ def _run(
     tracks_blocks: bool,
     windows_ns: Sequence[tuple[int, int]],
     cancel: npt.NDArray[np.uint8],
+    noise: npt.NDArray[np.float64],
 ) -> _Ran:
     """Lay out the kernel's arrays for the requests at `index`, and run it."""
     limits = limits_of(config, tracks_blocks)
-    rows = _request_rows(trace, index)
-    blocks, keys, table = kernel_blocks(rows, *_prefix_ids(trace, index), limits)
+    rows = request_rows(trace, index)
+    blocks, keys, table = kernel_blocks(rows, *prefix_ids(trace, index), limits)
     state = np.zeros(1, kernel.ENGINE)
     outcome, steps, gaps, events = kernel.replay(
         rows,
@@ -251,7 +257,8 @@ def _run(
         table,
         acceptance_pattern(config),
         limits,
-        _typed(step_time),
+        typed(step_time),
+        np.ascontiguousarray(noise),
         np.array(windows_ns, np.int64).reshape(-1, 2),
         MAX_STEPS,
         cancel,
@@ -259,7 +266,7 @@ def _run(
     return _Ran(outcome, int(state["now_ns"][0]), rows, steps, gaps, events)
 
 
-def _typed(step_time: StepTime) -> StepTime:
+def typed(step_time: StepTime) -> StepTime:
     """The same coefficients in the declared types: numba would compile everything anew for a 0 that is no 0.0."""
     types = get_type_hints(StepTime)
     return StepTime(**{name: types[name](value) for name, value in step_time._asdict().items()})
@@ -293,7 +300,7 @@ def kernel_blocks(
     return np.zeros(limits.num_gpu_blocks, kernel.BLOCK), keys, table
 
 
-def _prefix_ids(
+def prefix_ids(
     trace: RequestTrace, index: npt.NDArray[np.intp]
 ) -> tuple[Sequence[Sequence[int]], int, npt.NDArray[np.int64]]:
     """Ids per request, tokens per id, and how many tokens of each request they speak of: those of its prompt."""
@@ -317,7 +324,7 @@ def acceptance_pattern(config: EngineConfig) -> npt.NDArray[np.int64]:
     return np.asarray(np.cumprod(draws < config.draft_acceptance_rate, axis=1).sum(axis=1), np.int64)
 
 
-def _request_rows(trace: RequestTrace, index: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
+def request_rows(trace: RequestTrace, index: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
     """Fresh kernel rows for the requests at `index`."""
     rows = np.zeros(len(index), kernel.REQUEST)
     rows["arrival_ns"] = np.rint(trace.arrival_s[index] * 1e9)

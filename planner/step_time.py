@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from planner.errors import BadPlan
 
+NOISE_STEPS = 1 << 16
+"""Steps before the factors repeat."""
 MODEL_VERSION = 1
 """Version of the model file; other versions are refused."""
 
@@ -34,6 +36,18 @@ class StepTime(NamedTuple):
     """Per chunk·(context before it + chunk/2), nanoseconds per token²."""
     per_draft_token_ns: int = 0
     """Per draft token verified, nanoseconds; given by hand, not fitted."""
+    per_kv_prefill_token_ns: float = 0.0
+    """Per token of context that prefilling requests had before their chunk, nanoseconds."""
+    per_prefill_token_beyond_128_ns: float = 0.0
+    """Per prefill token of the step beyond 128, on top of the others, nanoseconds; like the next two."""
+    per_prefill_token_beyond_256_ns: float = 0.0
+    """Beyond 256."""
+    per_prefill_token_beyond_512_ns: float = 0.0
+    """Beyond 512."""
+
+
+TERMS = tuple(name.removesuffix("_ns") for name in StepTime._fields if name != "per_draft_token_ns")
+"""What a log can determine; time per draft token is given by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,29 @@ class Covered:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StepNoise:
+    """How single steps of a log scattered about the fit; every factor is measured ÷ predicted."""
+
+    decode: npt.NDArray[np.float64]
+    """(k,) of decode-only steps, mean 1."""
+    prefill: npt.NDArray[np.float64]
+    """(m,) of steps with prefill, mean 1."""
+
+    def draw(self, seed: int) -> npt.NDArray[np.float64]:
+        """Factors for one replay, the same for the same seed: each step's own, drawn anew from its kind.
+
+        Slow spells that last for many steps are not kept together: they would have to meet the same traffic again.
+
+        Returns
+        -------
+        (2, NOISE_STEPS) float64
+            For decode-only steps, and for steps with prefill.
+        """
+        rng = np.random.default_rng(seed)
+        return np.stack([rng.choice(factor, NOISE_STEPS) for factor in (self.decode, self.prefill)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepTimeFit:
     """Result of `calibrate.fit_step_time`."""
 
@@ -71,7 +108,7 @@ class StepTimeFit:
     coefficients: tuple[Coefficient, ...]
     """Every term in the equation, with its interval."""
     draws: npt.NDArray[np.float64]
-    """(draws, 7) joint bootstrap sample of the coefficients in the order of `StepTime`, seconds per unit."""
+    """(draws, t) joint bootstrap sample of the coefficients in the order of `TERMS`, seconds per unit."""
     num_steps: int
     """Steps in the log."""
     kept: npt.NDArray[np.bool_]
@@ -100,18 +137,26 @@ class StepTimeFit:
     """File the log came from, with a short digest."""
     digest: str
     """The log's digest."""
+    held_out_median: float = math.nan
+    """Median of the absolute error on held-out steps, 0–1."""
+    overhead_s: float = math.nan
+    """Mean time from step to step beyond what the log prints, seconds, inside `step_time`; NaN when not known."""
+    noise: StepNoise | None = None
+    """How the steps scatter; None for rows that are no sequence of single steps."""
 
 
 def step_time_from_seconds(values_s: npt.NDArray[np.float64]) -> StepTime:
-    """Coefficients in seconds per unit, in the order of `StepTime`, as the kernel charges them.
+    """Coefficients in seconds per unit, in the order of `TERMS`, as the kernel charges them.
 
     Parameters
     ----------
-    values_s : (7,) float64
+    values_s : (t,) float64
         Seconds per unit; the first three become whole nanoseconds, as in the recordings.
     """
-    values_ns = [float(value) * 1e9 for value in values_s]
-    return StepTime(*(round(value) for value in values_ns[:3]), *values_ns[3:])
+    values_ns: dict[str, Any] = {f"{term}_ns": float(value) * 1e9 for term, value in zip(TERMS, values_s, strict=True)}
+    for name in StepTime._fields[:3]:
+        values_ns[name] = round(values_ns[name])
+    return StepTime(**values_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +182,7 @@ class SavedModel:
 def write_model(fit: StepTimeFit) -> str:
     """Write a fit as a model file: one JSON object, coefficients in nanoseconds under their names in `StepTime`.
 
-    Everything is kept but the steps and the bootstrap sample; floats read back exactly.
+    Everything is kept but the steps, their noise and the bootstrap sample; floats read back exactly.
     """
     covered = asdict(fit.covered)
     if math.isnan(fit.covered.max_kv_decode_tokens):
@@ -148,8 +193,9 @@ def write_model(fit: StepTimeFit) -> str:
         "coefficients_s": [asdict(coefficient) for coefficient in fit.coefficients],
         "typical": {"num_seqs": fit.typical_num_seqs, "decode_s": fit.typical_decode_s},
         "covered": covered,
-        "held_out": {"mape": fit.held_out_mape, "p95": fit.held_out_p95},
+        "held_out": {"mape": fit.held_out_mape, "median": fit.held_out_median, "p95": fit.held_out_p95},
         "total_time_ratio": fit.total_time_ratio,
+        "overhead_s": None if math.isnan(fit.overhead_s) else fit.overhead_s,
         "num_steps": fit.num_steps,
         "left_out": [{"reason": reason, "num_steps": num_steps} for reason, num_steps in fit.left_out],
         "notices": list(fit.notices),

@@ -27,6 +27,8 @@ from traces.steps import StepLog
 from traces.tables import Decoded, OpenedFile, Source, columns_of, decode, open_file
 from traces.units import NS_PER_UNIT, Arrivals, Times, decide_arrivals, read_times, unit_in_name, unit_question
 
+SPECULATION = "the steps decode several tokens per request: speculation is not modelled"
+
 
 def read_trace(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) -> RequestTrace:
     """Read a request trace.
@@ -184,10 +186,10 @@ def _steps_of_log(opened: OpenedFile, file_name: str) -> StepLog:
             "a vLLM server log without iteration lines. Start the server with --enable-logging-iteration-details, "
             "let it serve some minutes of traffic, and give the new log.",
         )
-    keep, dropped, notices = _steps_to_keep(log)
+    keep, dropped, speculates = _steps_to_keep(log)
     if not keep.any():
         raise _no_rows(file_name, "no steps with work")
-    prefill_reqs, prefill_tokens, decode_reqs, _, elapsed_ms, kv_percent = log.columns[keep].T
+    prefill_reqs, prefill_tokens, decode_reqs, decode_tokens, elapsed_ms, kv_percent = log.columns[keep].T
     receipt = Receipt(
         file_name=file_name,
         file_digest=opened.digest,
@@ -198,7 +200,7 @@ def _steps_of_log(opened: OpenedFile, file_name: str) -> StepLog:
         time_unit="ms",
         time_unit_reason="printed in the line",
         dropped=dropped,
-        notices=log.notices + notices,
+        notices=log.notices + ((SPECULATION,) if speculates else ()),
     )
     return StepLog(
         step_s=elapsed_ms / 1e3,
@@ -207,6 +209,8 @@ def _steps_of_log(opened: OpenedFile, file_name: str) -> StepLog:
         num_decode_reqs=decode_reqs.astype(np.int64),
         source_row=log.line[keep],
         kv_usage=None if np.isnan(kv_percent).any() else kv_percent / 100,
+        num_decode_tokens=None if speculates else decode_tokens.astype(np.int64),
+        stamp_s=None if log.stamp_s is None or log.num_engines > 1 else log.stamp_s[keep],
         facts=log.facts,
         receipt=receipt,
     )
@@ -240,6 +244,7 @@ def _steps_of_table(
         kv_decode_tokens=extra.get("kv_decode_tokens"),
         kv_usage=extra.get("kv_usage"),
         prefill_attention=_prefill_attention(extra, prefill_tokens[keep], prefill_reqs),
+        kv_prefill_tokens=extra.get("kv_prefill_tokens"),
         weight=extra.get("weight"),
         receipt=Receipt(
             file_name=file_name,
@@ -343,22 +348,15 @@ def _idle(rows: npt.NDArray[np.int64]) -> tuple[Dropped, ...]:
     return (Dropped("steps without scheduled work", len(rows), _first(rows)),) if len(rows) else ()
 
 
-def _steps_to_keep(log: LogSteps) -> tuple[Mask, tuple[Dropped, ...], tuple[str, ...]]:
-    """Choose the steps whose line says all their work."""
+def _steps_to_keep(log: LogSteps) -> tuple[Mask, tuple[Dropped, ...], bool]:
+    """Choose the steps with work, and say whether they decode several tokens per request as a rule."""
     _, _, decode_reqs, decode_tokens = log.columns[:, :4].T
     keep = log.columns[:, :3].sum(axis=1) > 0
     dropped = _idle(log.line[~keep])
     if log.cut_off:
         dropped += (Dropped("iteration lines that are cut off", len(log.cut_off), log.cut_off[:NUM_ROWS_NAMED]),)
-    several = decode_tokens > decode_reqs
-    if several.sum() > (decode_reqs > 0).sum() / 2:
-        notice = f"{int(several.sum()):,} steps decode several tokens per request: speculation is not modelled"
-        return keep, dropped, (notice,)
-    if several.any():
-        # vLLM counts a preempted request that computes its tokens again among the generation requests.
-        rows = log.line[several]
-        dropped += (Dropped("steps that compute a preempted request again", len(rows), _first(rows)),)
-    return keep & ~several, dropped, ()
+    # Now and then it is a preempted request that computes its tokens again.
+    return keep, dropped, bool((decode_tokens > decode_reqs).sum() > (decode_reqs > 0).sum() / 2)
 
 
 def _no_rows(file_name: str, what: str) -> BadData:

@@ -3,11 +3,15 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
+from datetime import date
 
 import numpy as np
 import numpy.typing as npt
 
 from traces.steps import ServerFacts
+
+LEAP_YEAR = 2000
+"""Stands for the year that text lines leave out: every day exists in it."""
 
 DEFAULT_BLOCK_SIZE = 16
 """vLLM's `block_size` on CUDA when the log names none."""
@@ -19,6 +23,9 @@ ITERATION = re.compile(
     r"(?:, \w+ KV cache usage: (?P<kv_percent>\d+(?:\.\d+)?)%)?"
 )
 """One engine step. Source: vLLM 0.32, v1/metrics/loggers.py; before 0.15 v1/engine/core.py, without KV usage."""
+
+STAMP = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+"""The date and time of a log line: month and day to the second as text, the year and milliseconds too as JSON."""
 
 ENGINE = re.compile(r"Engine (\d+): $")
 """What stands before an iteration line since 0.15. Apart, since a pattern that starts with a word is found faster."""
@@ -64,10 +71,14 @@ class LogSteps:
     """(k,) line of the file, counted from 0."""
     columns: npt.NDArray[np.float64]
     """(k, 6) prefill requests, prefill tokens, decoding requests, decoded tokens, milliseconds, KV % (or NaN)."""
+    stamp_s: npt.NDArray[np.float64] | None
+    """(k,) when the line was written, seconds on the log's clock; None unless every line says."""
     cut_off: tuple[int, ...]
     """Lines that start like an iteration line and end too early."""
     facts: ServerFacts
     """What the log says about the server."""
+    num_engines: int
+    """Engines whose lines stand among each other."""
     notices: tuple[str, ...]
     """What else the user must know."""
 
@@ -100,12 +111,18 @@ def parse_server_log(text: str) -> LogSteps:
     fields = ("prefill_reqs", "prefill_tokens", "decode_reqs", "decode_tokens", "elapsed_ms", "kv_percent")
     rows = [[float(value) if value else np.nan for value in match.group(*fields)] for match in matches]
     facts, notices = _facts(text)
+    line = np.searchsorted(line_ends, [match.start() for match in matches]).astype(np.int64)
+    line_starts = np.concatenate([[0], line_ends + 1])[line].tolist()
+    stamps = [_stamp_s(text, start, match.start()) for start, match in zip(line_starts, matches, strict=True)]
+    engines = [_engine(text, match) for match in matches]
     return LogSteps(
-        np.searchsorted(line_ends, [match.start() for match in matches]).astype(np.int64),
+        line,
         np.array(rows, dtype=np.float64).reshape(len(rows), len(fields)),
+        None if None in stamps else np.array(stamps, dtype=np.float64),
         tuple(int(line) for line in cut_off),
         facts,
-        (*_engine_notices(matches, [_engine(text, match) for match in matches]), *notices),
+        len(set(engines)),
+        (*_engine_notices(matches, engines), *notices),
     )
 
 
@@ -158,6 +175,19 @@ def _first(patterns: tuple[str, ...], text: str) -> str | None:
         if match:
             return match.group(1)
     return None
+
+
+def _stamp_s(text: str, start: int, end: int) -> float | None:
+    """Return when a line was written, from what stands in front of its message."""
+    found = STAMP.search(text, start, end)
+    if found is None:
+        return None
+    year, month, day, hours, minutes, seconds = (int(part or LEAP_YEAR) for part in found.groups()[:6])
+    try:
+        days = date(year, month, day).toordinal()
+    except ValueError:
+        return None
+    return days * 86_400 + hours * 3600 + minutes * 60 + seconds + float(f"0.{found.group(7) or 0}")
 
 
 def _engine(text: str, match: re.Match[str]) -> str:

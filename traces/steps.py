@@ -53,8 +53,14 @@ class StepLog:
     """Share of KV blocks in use, 0–1; None when the log does not say."""
     prefill_attention: npt.NDArray[np.float64] | None = None
     """Sum over prefilling requests of chunk·(context before it + chunk/2), token²; None when unknown."""
+    kv_prefill_tokens: npt.NDArray[np.float64] | None = None
+    """Tokens of context that prefilling requests had before their chunk, summed; None when unknown."""
     weight: npt.NDArray[np.float64] | None = None
     """How many real steps a row stands for; None = one each."""
+    num_decode_tokens: npt.NDArray[np.int64] | None = None
+    """Tokens computed by the decoding requests (vLLM's "generation tokens"); None when the log does not say."""
+    stamp_s: npt.NDArray[np.float64] | None = None
+    """When the step was logged, seconds on some clock, whole or to the millisecond; None when the log does not say."""
     facts: ServerFacts = ServerFacts()
     """What the log says about the server."""
     receipt: Receipt | None = None
@@ -72,7 +78,10 @@ class StepLog:
             self.kv_decode_tokens,
             self.kv_usage,
             self.prefill_attention,
+            self.kv_prefill_tokens,
             self.weight,
+            self.num_decode_tokens,
+            self.stamp_s,
         ):
             if values is None:
                 state.update(b"none")
@@ -84,3 +93,10 @@ class StepLog:
 
     def __len__(self) -> int:
         return len(self.step_s)
+
+    @property
+    def recomputes(self) -> npt.NDArray[np.bool_]:
+        """(k,) steps in which a preempted request computes its tokens again: vLLM counts it as decoding."""
+        if self.num_decode_tokens is None:
+            return np.zeros(len(self), np.bool_)
+        return self.num_decode_tokens > self.num_decode_reqs

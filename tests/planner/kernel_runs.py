@@ -4,7 +4,7 @@ import numpy as np
 from naive import Engine
 
 from planner import kernel
-from planner.replay import WHOLE_REPLAY, kernel_blocks
+from planner.replay import NO_NOISE, WHOLE_REPLAY, kernel_blocks
 from planner.step_time import StepTime
 
 NAMES = {
@@ -60,7 +60,18 @@ def run_kernel(
     accept = np.array((config["spec"] or {"accept": [0]})["accept"])
     window_rows = np.array(windows, np.int64).reshape(-1, 2)
     outcome, steps, gaps, events = kernel.replay(
-        rows, state, blocks, keys, table, accept, limit, step_time, window_rows, max_steps, np.zeros(1, np.uint8)
+        rows,
+        state,
+        blocks,
+        keys,
+        table,
+        accept,
+        limit,
+        step_time,
+        NO_NOISE,
+        window_rows,
+        max_steps,
+        np.zeros(1, np.uint8),
     )
     lists = {name: [[] for _ in steps] for name in ("batch", "preempted", "admitted", "finished", "held")}
     token_step = [[] for _ in requests]
@@ -99,9 +110,14 @@ def run_kernel(
 def run_naive(
     requests: list[dict], config: dict, step_time: StepTime, max_steps: int = 200_000, id_block_tokens: int = 16
 ) -> dict:
-    def step_ns(num_seqs: int, prefill_tokens: int, kv_read: int, attention: float, num_drafts: int) -> int:
+    def step_ns(
+        num_seqs: int, prefill_tokens: int, kv_read: int, attention: float, num_drafts: int, kv_prefill: int
+    ) -> int:
         """The equation once more, in plain Python, so that the kernel's is judged as well."""
-        further = step_time.per_prefill_attention_ns * attention
+        further = step_time.per_prefill_attention_ns * attention + step_time.per_kv_prefill_token_ns * kv_prefill
+        for kink in (128, 256, 512):
+            if prefill_tokens > kink:
+                further += getattr(step_time, f"per_prefill_token_beyond_{kink}_ns") * (prefill_tokens - kink)
         if prefill_tokens:
             further += step_time.any_prefill_ns + step_time.per_kv_token_mixed_ns * kv_read
         else:

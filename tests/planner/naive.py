@@ -110,7 +110,8 @@ class Pool:
 class Engine:
     """`config` uses vLLM's names.
 
-    `step_ns` maps (requests, prefill tokens, KV read, prefill attention, draft tokens) to nanoseconds.
+    `step_ns` maps (requests, prefill tokens, KV read, prefill attention, draft tokens, context of prefill) to
+    nanoseconds.
     """
 
     def __init__(self, requests, config, step_ns, max_steps=200_000, id_block_tokens=16) -> None:
@@ -310,7 +311,7 @@ class Engine:
         return min(self.waiting, key=lambda r: (r.priority, r.arrival_ns, r.index))
 
     def start_step(self, now: int, gpu_free: int, admitted: list) -> Flight:
-        num_decodes, kv_read, attention = 0, 0, 0.0
+        num_decodes, kv_read, kv_prefill, attention = 0, 0, 0, 0.0
         for entry in self.batch:
             request, computed_now = entry.request, entry.tokens - entry.drafts
             before = request.num_computed
@@ -322,6 +323,7 @@ class Engine:
                 num_decodes += 1
                 kv_read += before + 1
             else:
+                kv_prefill += before
                 attention += computed_now * (before + computed_now / 2)
             if entry.samples and self.is_async:
                 request.num_placeholders += 1 + entry.drafts
@@ -330,7 +332,7 @@ class Engine:
         prefill_tokens = sum(entry.tokens for entry in self.batch) - num_drafts - num_decodes
         start = end = max(now, gpu_free)
         if self.batch:
-            end += self.step_ns(len(self.batch), prefill_tokens, kv_read, attention, num_drafts)
+            end += self.step_ns(len(self.batch), prefill_tokens, kv_read, attention, num_drafts, kv_prefill)
         step = None
         if self.batch or self.preempted:
             step = len(self.steps)

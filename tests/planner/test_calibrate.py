@@ -104,6 +104,18 @@ def test_recovers_both_kv_slopes_and_attention():
     )
 
 
+def test_recovers_a_kink_and_the_context_of_prefill():
+    log = synthetic_log(num_steps=3000, noise=0.02)
+    context = np.where(log.prefill_tokens > 0, 4000.0 * np.random.default_rng(3).random(len(log)), 0.0)
+    step_s = log.step_s + 1e-9 * (300.0 * context + 15_000 * np.maximum(log.prefill_tokens - 256, 0))
+
+    fit = fit_step_time(replace(log, step_s=step_s, kv_prefill_tokens=context))
+
+    assert values(fit)["per_kv_prefill_token"] == pytest.approx(300e-9, rel=0.1)
+    assert values(fit)["per_prefill_token_beyond_256"] == pytest.approx(15e-6, rel=0.1)
+    assert values(fit)["per_prefill_token"] == pytest.approx(20e-6, rel=0.05)
+
+
 def test_recovers_an_offset_of_any_prefill():
     fit = fit_step_time(synthetic_log(TRUTH._replace(any_prefill_ns=5e6), num_steps=2000, noise=0.02))
 
@@ -176,7 +188,7 @@ def test_intervals_cover_the_truth(memory):
 def test_draws_carry_the_intervals():
     fit = fit_step_time(synthetic_log())
 
-    assert fit.draws.shape == (400, 7)
+    assert fit.draws.shape == (400, 11)
     spread = np.quantile(fit.draws, [0.025, 0.975], axis=0)
     for column, coefficient in enumerate(fit.coefficients):
         assert coefficient.low == pytest.approx(spread[0, column], rel=0.05)
@@ -189,6 +201,22 @@ def test_same_log_same_bytes():
 
     assert write_model(first) == write_model(second)
     assert first.draws.tobytes() == second.draws.tobytes()
+
+
+def test_noise_is_drawn_from_the_residuals_by_kind():
+    fit = fit_step_time(synthetic_log(num_steps=2000, noise=0.3))
+
+    assert fit.noise is not None
+    factors = fit.noise.draw(seed=1)
+    assert factors.tobytes() == fit.noise.draw(seed=1).tobytes()
+    assert factors.tobytes() != fit.noise.draw(seed=2).tobytes()
+    np.testing.assert_allclose(factors.mean(axis=1), 1.0, atol=0.01)
+    np.testing.assert_allclose(factors.std(axis=1), 0.3, atol=0.05)
+
+
+def test_averages_have_no_noise():
+    log = synthetic_log()
+    assert fit_step_time(replace(log, weight=np.full(len(log), 9.0))).noise is None
 
 
 # What is left out
@@ -445,8 +473,8 @@ def test_measured_kernels_are_fitted_well(path: Path):
     miss = np.abs(fit.predicted_s / log.step_s - 1)
     assert {"per_kv_token", "per_kv_token_mixed", "per_prefill_attention"} <= values(fit).keys()
     assert miss[decode].mean() < 0.04
-    assert np.median(miss) < 0.08
-    assert fit.held_out_mape < 0.11
+    assert fit.held_out_median < 0.05
+    assert fit.held_out_mape < 0.07
 
 
 @pytest.mark.measured
@@ -455,9 +483,11 @@ def test_log_of_a_real_server_is_fitted(path: Path):
     fit = fitted_or_refused(path)
     assert fit is not None
     assert fit.kept.mean() > 0.99
-    assert 8e-3 < fit.typical_decode_s < 20e-3
-    assert 150e-6 < values(fit)["per_prefill_token"] < 250e-6
-    assert any("wait for the result" in notice for notice in fit.notices)
+    assert 8e-3 < fit.typical_decode_s < 25e-3
+    slopes = sum(value for name, value in values(fit).items() if name.startswith("per_prefill_token"))
+    assert 150e-6 < slopes < 300e-6
+    assert any("more pass than vLLM prints" in notice for notice in fit.notices)
+    assert 1e-3 < fit.overhead_s < 5e-3
 
 
 def fitted_or_refused(path: Path) -> StepTimeFit | None:

@@ -195,3 +195,34 @@ def test_every_flag_of_the_configuration_is_an_option(capsys, trace_file):
     shown = capsys.readouterr().out
     for field in EngineConfig.__dataclass_fields__:
         assert "--" + field.replace("_", "-") in shown
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("path", files("measured/sync_b256/server.log.gz"))
+def test_calibrate_and_plan_explain_the_log_by_its_trace(capsys, tmp_path, path):
+    trace, other = path.parent / "requests.parquet", path.parents[1] / "calib_sync" / "requests.parquet"
+    code, out, err = run(capsys, "calibrate", path, "--trace", trace, "--json")
+    assert code == 0
+    assert "2,324 of 2,324 steps explained" in err
+    document = json.loads(out)
+    assert document["alignment"] == {"explained": 2324, "covered": 2324, "differences": []}
+    assert document["step_time"]["per_prefill_attention_ns"] > 0
+
+    code, out, err = run(capsys, "calibrate", path, "--trace", other)
+    assert (code, out) == (2, "")
+    assert "not the requests behind it" in err
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("path", files("measured/sync_b256/server.log.gz"))
+def test_replay_beside_what_clients_measured(capsys, path):
+    trace = path.parent / "requests.parquet"
+    flags = ("--max-num-batched-tokens", 256, "--max-num-seqs", 64, "--no-async-scheduling")
+    model = ("--base-ms", 12, "--per-seq-ms", 0.4, "--per-prefill-token-ms", 0.15)
+
+    code, out, _ = run(capsys, "replay", trace, *flags, *model, "--measured", trace)
+    assert code == 0
+    assert "Against what clients measured" in out
+
+    code, out, _ = run(capsys, "replay", trace, *flags, *model, "--measured", trace, "--json")
+    assert json.loads(out)["measured"]["itl"]["measured_ms"]["p50"] == pytest.approx(17.6, abs=0.1)

@@ -3,12 +3,15 @@
 import os
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_runs import limits, run_kernel, run_naive
+from traces_by_hand import trace_of
 
 from planner import kernel
-from planner.replay import kernel_blocks
+from planner.engine_config import EngineConfig
+from planner.replay import NO_NOISE, WHOLE_REPLAY, kernel_blocks, replay
 from planner.step_time import StepTime
 
 COMPARED = ("outcome", "end_ns", "steps", "token_step", "preemptions", "unfinished")
@@ -79,6 +82,10 @@ STEP_TIMES = st.builds(
     st.sampled_from([0.0, 1.5]),
     st.sampled_from([0.0, 0.125]),
     st.sampled_from([0, 9]),
+    st.sampled_from([0.0, 0.25]),
+    st.sampled_from([0.0, 2.5]),
+    st.sampled_from([0.0, 0.5]),
+    st.sampled_from([0.0, 4.75]),
 )
 
 
@@ -167,6 +174,7 @@ def test_cancel_stops_the_replay():
         np.zeros(1, np.int64),
         limit,
         StepTime(1, 1, 1),
+        NO_NOISE,
         np.zeros((0, 2), np.int64),
         100,
         np.ones(1, np.uint8),
@@ -212,6 +220,19 @@ def test_a_window_records_the_events_of_its_steps_and_changes_nothing(scenario, 
     for first_ns, end_ns in windows:
         is_inside |= (first_ns <= sched_ns) & (sched_ns < end_ns)
     assert windowed["events"].tolist() == whole["events"][is_inside].tolist()
+
+
+@pytest.mark.parametrize("windows", [(), WHOLE_REPLAY])
+def test_noise_stretches_each_step_by_its_kind(windows):
+    trace = trace_of((0.0, 100, 20), (0.0, 100, 20))
+    config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=8, async_scheduling=False)
+    noise = np.array([[2.0, 4.0], [3.0, 3.0]])
+
+    run = replay(trace, config, StepTime(1000, 0, 0), noise=noise, windows_ns=windows)
+
+    has_prefill = run.steps["prefill_tokens"] > 0
+    expected = np.where(has_prefill, 3000, np.where(np.arange(len(run.steps)) % 2, 4000, 2000))
+    np.testing.assert_array_equal(run.steps["end_ns"] - run.steps["start_ns"], expected)
 
 
 def same_bytes(one: dict, other: dict) -> None:

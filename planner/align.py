@@ -1,0 +1,288 @@
+"""A server's log walked line by line with the requests that caused it: what each step computed, and who was in it.
+
+`align` is the only door. It drives the compiled scheduler of `planner.kernel`, the one that replays and plans, one
+step a line, so the share of lines that it explains says how well that scheduler describes the user's own server.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from planner import kernel
+from planner.engine_config import EngineConfig, check_flags
+from planner.errors import BadFlags
+from planner.stepper import Engine, Saved, Work
+from traces.requests import RequestTrace
+from traces.steps import StepLog
+
+MIN_SHARE_EXPLAINED = 0.9
+"""With fewer steps explained, trace, flags and log do not belong together."""
+SURE_LINES = 20
+"""A start counts when it explains so many lines in a row, or all that are left."""
+MAX_STARTS = 5_000
+"""Starts that are tried in all; more would only take long to find that trace and log do not belong together."""
+LOST_LINES = 20
+"""After so many lines in a row that nothing explains, the walk starts anew at an idle point."""
+MAX_RECONSIDERED = 64
+"""So many lines with newcomers are looked at again when a later line does not fit."""
+MAX_BYTES = 256 << 20
+"""Memory for their states."""
+NUM_DIFFERENCES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A line that the scheduler's rules do not explain."""
+
+    source_row: int
+    """Line of the file, counted from 0."""
+    logged: Work
+    """What it says."""
+    simulated: Work
+    """What the rules give."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alignment:
+    """What the trace's requests did in each of the k steps of a log."""
+
+    is_covered: npt.NDArray[np.bool_]
+    """(k,) steps that the trace should explain: from the first that fits it to its last request's last."""
+    is_explained: npt.NDArray[np.bool_]
+    """(k,) steps whose requests and tokens the rules reproduce exactly."""
+    steps: npt.NDArray[Any]
+    """(k,) `kernel.STEP`: the hidden features of the explained steps; its times mean nothing."""
+    follows: npt.NDArray[np.bool_]
+    """(k,) explained steps that follow the one before without the engine falling idle."""
+    admitted: npt.NDArray[np.int64]
+    """(r,) rows of the trace in the order in which the engine admitted them."""
+    differences: tuple[Difference, ...]
+    """The first lines that are not explained."""
+
+    @property
+    def num_covered(self) -> int:
+        """How many: m of "n of m steps explained"."""
+        return int(self.is_covered.sum())
+
+    @property
+    def num_explained(self) -> int:
+        """How many: n of "n of m steps explained"."""
+        return int(self.is_explained.sum())
+
+    @property
+    def share_explained(self) -> float:
+        """Explained ÷ covered steps, 0–1; 0 when the trace explains nothing."""
+        return self.num_explained / self.num_covered if self.num_covered else 0.0
+
+
+def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Alignment:
+    """Explain a server's log by the requests it served.
+
+    Each line is one call of the scheduler. Requests are let in, in the order they were sent, as many as the line's
+    requests in the context phase demand; who is computed how far, who is preempted, and what the prefix cache
+    holds, follows from the rules alone. Where near-simultaneous requests reached the engine in another order
+    than they were sent, the line's tokens tell which. What ran before the trace (a warm-up) or after it is not
+    covered; after a stretch that nothing explains, the walk starts anew where the engine was idle.
+
+    Every request is taken to end on its length limit, as in `replay`.
+
+    Parameters
+    ----------
+    log : StepLog
+        k steps in the order they ran; from a server log, with `num_decode_tokens`.
+    trace : RequestTrace
+        n requests, ordered by the time they were sent.
+    engine_config : EngineConfig
+        The flags of that server.
+
+    Returns
+    -------
+    Alignment
+
+    Raises
+    ------
+    BadFlags
+        From `check_flags`, or flags under which the lines do not tell enough.
+
+    Source
+    ------
+    vLLM 0.32, v1/utils.py, compute_iteration_details: a request is in the context phase until its first output
+    token is scheduled; one that was preempted later counts as decoding while it is computed again.
+    """
+    check_flags(engine_config)
+    if engine_config.scheduling_policy != "fcfs" or engine_config.speculative_method is not None:
+        raise BadFlags(
+            "flags",
+            "the log cannot be aligned under the priority policy or speculative decoding: its lines do not say who "
+            "waited, or how many drafts were accepted. Calibrate without the trace.",
+        )
+    walk = _Walk(log, trace, engine_config)
+    line, row = 0, 0
+    while (start := walk.find_start(line, row)) is not None:
+        line = walk.run(*start)
+        row = walk.num_let_in
+    covered = np.zeros(len(log), np.bool_)
+    if walk.covered:
+        covered[min(walk.covered) : max(walk.covered) + 1] = True
+    return Alignment(
+        is_covered=covered,
+        is_explained=walk.is_explained,
+        steps=walk.steps,
+        follows=walk.follows & walk.is_explained,
+        admitted=np.array(walk.admitted, np.int64),
+        differences=tuple(walk.differences[:NUM_DIFFERENCES]),
+    )
+
+
+def alignment_sentence(alignment: Alignment, num_steps: int) -> str:
+    """How many steps of a log the rules explain."""
+    outside = num_steps - alignment.num_covered
+    said = f"{alignment.num_explained:,} of {alignment.num_covered:,} steps explained by the trace under these flags"
+    return f"{said}; {outside:,} more lie before or after it." if outside else f"{said}."
+
+
+def difference_sentence(difference: Difference) -> str:
+    """What a line says, and what the rules give."""
+    logged, simulated = difference.logged, difference.simulated
+    return (
+        f"logged {logged.num_prefill_reqs} context requests with {logged.prefill_tokens:,} tokens and "
+        f"{logged.num_decode_reqs} generation requests with {logged.num_decode_tokens:,}; the rules give "
+        f"{simulated.num_prefill_reqs} with {simulated.prefill_tokens:,} and {simulated.num_decode_reqs} with "
+        f"{simulated.num_decode_tokens:,}"
+    )
+
+
+def aligned_log(log: StepLog, alignment: Alignment) -> StepLog:
+    """The explained steps of a log, with the features that its lines do not tell."""
+    which = alignment.is_explained
+    steps = alignment.steps[which]
+    return replace(
+        log,
+        step_s=log.step_s[which],
+        num_prefill_reqs=steps["num_scheduled"] - steps["num_decodes"],
+        prefill_tokens=steps["prefill_tokens"].copy(),
+        num_decode_reqs=steps["num_decodes"].copy(),
+        source_row=log.source_row[which],
+        kv_decode_tokens=steps["kv_decode_tokens"].astype(np.float64),
+        kv_usage=None,
+        prefill_attention=steps["prefill_attention"].copy(),
+        kv_prefill_tokens=steps["kv_prefill_tokens"].astype(np.float64),
+        weight=None,
+        num_decode_tokens=None,
+        stamp_s=None if log.stamp_s is None else log.stamp_s[which],
+    )
+
+
+class _Walk:
+    """The state of one alignment."""
+
+    def __init__(self, log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> None:
+        tokens = log.num_decode_reqs if log.num_decode_tokens is None else log.num_decode_tokens
+        columns = (log.num_prefill_reqs, log.prefill_tokens, log.num_decode_reqs, tokens)
+        self.lines = [Work(*row) for row in np.column_stack(columns).tolist()]
+        self.source_row = log.source_row
+        self.engine = Engine(trace, engine_config)
+        self.is_explained = np.zeros(len(log), np.bool_)
+        self.follows = np.zeros(len(log), np.bool_)
+        self.steps = np.zeros(len(log), kernel.STEP)
+        self.admitted: list[int] = []
+        self.differences: list[Difference] = []
+        self.covered: list[int] = []
+        self.num_let_in = 0
+        self.num_starts = 0
+
+    def find_start(self, first_line: int, first_row: int) -> tuple[int, int] | None:
+        """The next line, and the request, from which the rules explain what follows."""
+        for line in range(first_line, len(self.lines)):
+            work = self.lines[line]
+            if work.num_decode_reqs == 0 and work.num_prefill_reqs > 0:
+                for row in self.engine.rows_like(work, first_row):
+                    self.num_starts += 1
+                    if self.num_starts > MAX_STARTS:
+                        return None
+                    if self._num_explained(line, row) >= min(SURE_LINES, len(self.lines) - line):
+                        return line, row
+        return None
+
+    def run(self, line: int, row: int) -> int:
+        """Walk from a start to the end of the trace, or until lost; returns the line after."""
+        engine = self.engine
+        engine.reset(row)
+        admissions: deque[_Admission] = deque(maxlen=max(1, min(MAX_RECONSIDERED, MAX_BYTES // engine.num_bytes)))
+        num_lost = 0
+        while line < len(self.lines) and num_lost < LOST_LINES:
+            simulated = engine.take(self.lines[line])
+            if simulated is None:
+                break
+            if simulated != self.lines[line] and num_lost == 0 and self._reconsider(admissions, line):
+                simulated = self.lines[line]
+            if engine.admission is not None:
+                admissions.append(_Admission(line, *engine.admission))
+            self._record(line, simulated)
+            num_lost = 0 if self.is_explained[line] else num_lost + 1
+            line += 1
+        self.admitted += engine.order[row : engine.num_let_in].tolist()
+        self.num_let_in = engine.num_let_in
+        return line
+
+    def _reconsider(self, admissions: "deque[_Admission]", line: int) -> bool:
+        """Whether this line is explained once newcomers of an earlier one came in another order; if so, they did."""
+        engine = self.engine
+        now, admission = engine.save(admissions[0].before.first if admissions else None), engine.admission
+        for past in reversed(admissions):
+            for chosen in past.others:
+                work = engine.let_in_again(past.before, chosen)
+                if work == self.lines[past.line] and all(
+                    engine.take(self.lines[later]) == self.lines[later] for later in range(past.line + 1, line + 1)
+                ):
+                    self._walk_again(admissions, past, chosen, line)
+                    return True
+        engine.restore(now)
+        engine.admission = admission
+        return False
+
+    def _walk_again(
+        self, admissions: "deque[_Admission]", past: "_Admission", chosen: Sequence[int], line: int
+    ) -> None:
+        """Take the lines up to this one again, with other newcomers in an earlier one."""
+        while admissions and admissions[-1].line >= past.line:
+            admissions.pop()
+        engine = self.engine
+        self._record(past.line, engine.let_in_again(past.before, chosen))
+        for later in range(past.line + 1, line + 1):
+            if engine.admission is not None:
+                admissions.append(_Admission(later - 1, *engine.admission))
+            self._record(later, engine.take(self.lines[later]))
+
+    def _record(self, line: int, simulated: Work | None) -> None:
+        """Keep what the engine did in a line."""
+        self.covered.append(line)
+        self.is_explained[line] = simulated == self.lines[line]
+        self.follows[line] = not self.engine.fell_idle
+        self.steps[line] = self.engine.step[0]
+        if simulated is not None and simulated != self.lines[line]:
+            self.differences.append(Difference(int(self.source_row[line]), self.lines[line], simulated))
+
+    def _num_explained(self, line: int, row: int) -> int:
+        """How many lines in a row a start explains, at most `SURE_LINES`."""
+        self.engine.reset(row)
+        num = 0
+        while num < SURE_LINES and line + num < len(self.lines):
+            if self.engine.take(self.lines[line + num]) != self.lines[line + num]:
+                break
+            num += 1
+        return num
+
+
+class _Admission(NamedTuple):
+    """A line whose newcomers may have been others."""
+
+    line: int
+    before: Saved
+    """The state in which they came."""
+    others: list[Sequence[int]]
+    """Who else may have come, in what order."""

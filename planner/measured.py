@@ -1,0 +1,72 @@
+"""Predicted against measured: the latencies of a replay beside those that a client saw."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.metrics import Distribution, Spread, distribution, e2e_s, itl, pooled, spread, tpot_s, ttft_s
+from planner.replay import Replay
+from traces.measured import MeasuredRequests
+
+Floats = npt.NDArray[np.float64]
+SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
+"""The numbers of a `Spread`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One latency, predicted and measured."""
+
+    name: str
+    """ "itl" (pooled gaps), "worst_gap" (per request), "tpot", "ttft" or "e2e"."""
+    predicted: Spread
+    """From the replay."""
+    measured: Spread
+    """From the client."""
+
+    def relative_error(self, share: str) -> float:
+        """Predicted ÷ measured − 1 at one of `SHARES`; NaN without values."""
+        return float(getattr(self.predicted, f"{share}_s") / getattr(self.measured, f"{share}_s") - 1.0)
+
+
+def compare(runs: Sequence[Replay], measured: MeasuredRequests) -> tuple[Comparison, ...]:
+    """The same latencies, by the same definitions, from one or more replays (pooled) and from a client.
+
+    A client's clock starts when it sends and stops when it has read: its times hold the way to the engine and back,
+    which a replay does not know.
+    """
+    num_gaps = np.where(measured.num_outputs > 1, measured.num_outputs - 1, 1)
+    tpot = np.where(measured.num_outputs > 1, (measured.last_token_s - measured.first_token_s) / num_gaps, np.nan)
+    pairs = {
+        "itl": (pooled([itl(run) for run in runs]), distribution(measured.gap_s)),
+        "worst_gap": (_of_all(runs, lambda run: run.worst_gap_s), distribution(measured.worst_gap_s)),
+        "tpot": (_of_all(runs, tpot_s), distribution(tpot)),
+        "ttft": (_of_all(runs, ttft_s), distribution(measured.first_token_s - measured.arrival_s)),
+        "e2e": (_of_all(runs, e2e_s), distribution(measured.last_token_s - measured.arrival_s)),
+    }
+    return tuple(Comparison(name, spread(predicted), spread(seen)) for name, (predicted, seen) in pairs.items())
+
+
+def _of_all(runs: Sequence[Replay], latency: Callable[[Replay], Floats]) -> Distribution:
+    """One latency per request, of all replays together."""
+    return distribution(np.concatenate([latency(run) for run in runs]))
+
+
+def trust_sentence(comparisons: tuple[Comparison, ...]) -> str:
+    """How far to trust a plan that stands on this replay, in one sentence."""
+    by_name = {one.name: one for one in comparisons}
+    said = ", ".join(
+        f"{title} p50 {by_name[name].relative_error('p50'):+.0%}, p99 {by_name[name].relative_error('p99'):+.0%}"
+        for name, title in (("itl", "token gaps"), ("ttft", "TTFT"))
+        if not np.isnan(by_name[name].measured.p50_s)
+    )
+    errors = [abs(one.relative_error(share)) for one in comparisons for share in ("mean", "p50", "p90", "p99")]
+    worst = float(np.nanmax(errors))
+    advice = (
+        "trust its numbers to that extent."
+        if worst <= 0.15
+        else "trust the order of the settings, and leave that much room in the targets."
+    )
+    return f"Against what clients measured the replay is off by: {said}; the largest miss is {worst:.0%}: {advice}"

@@ -18,11 +18,11 @@ from planner.align import MIN_SHARE_EXPLAINED, Alignment, align, alignment_sente
 from planner.calibrate import fit_step_time
 from planner.candidates import Candidate
 from planner.capacity import LoadPoint, Routing, find_headroom, find_replicas
-from planner.chrome_trace import chrome_trace
 from planner.engine_config import GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
 from planner.errors import BadPlan
 from planner.export import plan_json, receipt_of, serve_command, without_nan
-from planner.inside_report import inside_report, report_document, report_lines
+from planner.inside.chrome_trace import chrome_trace
+from planner.inside.report import inside_report, report_document, report_lines
 from planner.measured import SHARES, Comparison, compare, trust_sentence
 from planner.metrics import Spread, Summary, summarise
 from planner.replay import Replay, replay, warm_up
@@ -64,22 +64,36 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_tables(_: argparse.Namespace) -> int:
-    """Print the reference experiments as they were published."""
+    """Print the reference experiments as they were published, then what other policies make of them."""
     print(" budget threshold  long TTFT  short TTFT  ITL p50   p99   max")
     for budget, threshold in experiments.SETTINGS_A:
-        a = experiments.run_experiment_a(budget, threshold)
-        print(
-            f"{budget:7} {threshold:9} {1e3 * a.long_ttft_s:8.0f}ms {1e3 * a.short_ttft_s:9.0f}ms "
-            f"{1e3 * a.itl_p50_s:6.1f}ms {1e3 * a.itl_p99_s:5.0f} {1e3 * a.itl_max_s:5.0f}"
-        )
+        print(_line_a(experiments.run_experiment_a(budget, threshold)))
     print(" max_num_seqs  preemptions  recomputed  worst stall  makespan")
     for num_seqs in experiments.SETTINGS_B:
-        b = experiments.run_experiment_b(num_seqs)
-        print(
-            f"{num_seqs:13} {b.num_preemptions:12} {b.num_recomputed_tokens:11,} "
-            f"{1e3 * b.worst_gap_s:10.0f}ms {b.makespan_s:8.1f}s"
-        )
+        print(_line_b(experiments.run_experiment_b(num_seqs)))
+    print("What if: these rows are not what vLLM does with the settings above")
+    for name, a in experiments.what_if_rows_a():
+        print(f"{_line_a(a)}  {name}")
+    for name, b in experiments.what_if_rows_b():
+        print(f"{_line_b(b)}  {name}")
     return OK
+
+
+def _line_a(row: experiments.RowA) -> str:
+    """A row of experiment A as published."""
+    return (
+        f"{row.max_num_batched_tokens:7} {row.long_prefill_token_threshold:9} "
+        f"{1e3 * row.long_ttft_s:8.0f}ms {1e3 * row.short_ttft_s:9.0f}ms "
+        f"{1e3 * row.itl_p50_s:6.1f}ms {1e3 * row.itl_p99_s:5.0f} {1e3 * row.itl_max_s:5.0f}"
+    )
+
+
+def _line_b(row: experiments.RowB) -> str:
+    """A row of experiment B as published."""
+    return (
+        f"{row.max_num_seqs:13} {row.num_preemptions:12} {row.num_recomputed_tokens:11,} "
+        f"{1e3 * row.worst_gap_s:10.0f}ms {row.makespan_s:8.1f}s"
+    )
 
 
 def run_replay(arguments: argparse.Namespace) -> int:

@@ -7,14 +7,16 @@ Both: 8 ms + 0.06 ms per sequence + 20 ms per 1,000 prefill tokens; synchronous 
 reservation at admission.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.engine_config import EngineConfig
 from planner.metrics import distribution, itl_of_requests, summarise, ttft_s
-from planner.replay import WHOLE_REPLAY, replay
+from planner.replay import VLLM, WHOLE_REPLAY, replay
 from planner.step_time import StepTime
+from planner.what_if import WhatIf
 from traces.requests import RequestTrace
 
 STEP_TIME = StepTime(base_ns=8_000_000, per_seq_ns=60_000, per_prefill_token_ns=20_000)
@@ -25,6 +27,14 @@ SETTINGS_B = (32, 24, 16)
 """max_num_seqs of the published rows of B."""
 NUM_CHATS = 48
 """Chats of A; the ITL columns are theirs."""
+NUM_SHORT = 6
+"""Short prompts of A; they arrive last."""
+ORCA_BUDGET = 65_536
+"""Above all prompts of A together, so that none is ever cut."""
+SARATHI_BUDGET = 512
+"""Tokens a step under a strict latency target. Source: Agrawal et al. 2024, Sarathi-Serve, section 5."""
+SWAP_NS_PER_TOKEN = 5243
+"""128 KiB of KV per token (32 layers, 8 KV heads of 128, 16 bit) over 25 GB/s of PCIe 4.0 x16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +75,51 @@ class RowB:
 
 def run_experiment_a(max_num_batched_tokens: int, long_prefill_token_threshold: int) -> RowA:
     """Replay experiment A with one budget and threshold."""
-    trace = _trace([(0.0, 1000, 250)] * NUM_CHATS + [(3.0, 32_000, 20)] + [(3.001, 600, 20)] * 6)
-    config = _config(
-        max_num_batched_tokens=max_num_batched_tokens,
-        long_prefill_token_threshold=long_prefill_token_threshold,
+    return _row_a(_config(max_num_batched_tokens, long_prefill_token_threshold=long_prefill_token_threshold))
+
+
+def run_experiment_b(max_num_seqs: int) -> RowB:
+    """Replay experiment B with one number of seats."""
+    return _row_b(max_num_seqs, VLLM)
+
+
+def what_if_rows_a() -> tuple[tuple[str, RowA], ...]:
+    """Experiment A under other policies, each with its name.
+
+    Source
+    ------
+    Orca (Yu et al. 2022): batches change at every iteration, prompts are computed whole. Sarathi-Serve (Agrawal et
+    al. 2024): decodes first, prompts in chunks of what the budget leaves. Differs: both are presets of vLLM's
+    switches, memory is paged as in vLLM.
+    """
+    is_short = np.arange(NUM_CHATS + 1 + NUM_SHORT) > NUM_CHATS
+    by_priority = replace(_config(8192), scheduling_policy="priority")
+    return (
+        ("short prompts at priority 0, the rest at 1", _row_a(by_priority, np.where(is_short, 0, 1))),
+        ("Orca: no chunked prefill", _row_a(replace(_config(ORCA_BUDGET), enable_chunked_prefill=False))),
+        (f"Sarathi-Serve: decodes first, {SARATHI_BUDGET} tokens a step", _row_a(_config(SARATHI_BUDGET))),
     )
+
+
+def what_if_rows_b() -> tuple[tuple[str, RowB], ...]:
+    """Experiment B under other ways to make room, each with its name."""
+    fewest = WhatIf(evicts_fewest_computed=True)
+    swap = WhatIf(swap_ns_per_token=SWAP_NS_PER_TOKEN)
+    crowded = SETTINGS_B[:2]
+    return (
+        *(("victim: fewest computed tokens", _row_b(seats, fewest)) for seats in crowded),
+        *((f"swap to CPU memory, {SWAP_NS_PER_TOKEN / 1e3:.1f} µs a token", _row_b(seats, swap)) for seats in crowded),
+    )
+
+
+def _row_a(config: EngineConfig, priority: npt.NDArray[np.int64] | None = None) -> RowA:
+    """Replay experiment A."""
+    trace = _trace([(0.0, 1000, 250)] * NUM_CHATS + [(3.0, 32_000, 20)] + [(3.001, 600, 20)] * NUM_SHORT, priority)
     run = replay(trace, config, STEP_TIME, windows_ns=WHOLE_REPLAY)
     gaps = itl_of_requests(run, np.arange(len(trace)) < NUM_CHATS)
     return RowA(
-        max_num_batched_tokens,
-        long_prefill_token_threshold,
+        config.max_num_batched_tokens,
+        config.long_prefill_token_threshold,
         long_ttft_s=float(ttft_s(run)[NUM_CHATS]),
         short_ttft_s=float(ttft_s(run)[NUM_CHATS + 1 :].mean()),
         itl_p50_s=gaps.percentile(0.5),
@@ -83,11 +128,11 @@ def run_experiment_a(max_num_batched_tokens: int, long_prefill_token_threshold: 
     )
 
 
-def run_experiment_b(max_num_seqs: int) -> RowB:
-    """Replay experiment B with one number of seats."""
+def _row_b(max_num_seqs: int, what_if: WhatIf) -> RowB:
+    """Replay experiment B."""
     trace = _trace([(0.0, 400, 600)] * 32)
     config = _config(max_num_batched_tokens=8192, max_num_seqs=max_num_seqs, num_gpu_blocks=1201)
-    run = replay(trace, config, STEP_TIME)
+    run = replay(trace, config, STEP_TIME, what_if=what_if)
     summary = summarise(run, itl_target_s=1.0)
     return RowB(
         max_num_seqs,
@@ -116,7 +161,7 @@ def _config(
     )
 
 
-def _trace(rows: list[tuple[float, int, int]]) -> RequestTrace:
+def _trace(rows: list[tuple[float, int, int]], priority: npt.NDArray[np.int64] | None = None) -> RequestTrace:
     """A trace from (arrival in seconds, prompt tokens, output tokens)."""
     table = np.array(rows)
     return RequestTrace(
@@ -124,4 +169,5 @@ def _trace(rows: list[tuple[float, int, int]]) -> RequestTrace:
         prompt_tokens=table[:, 1].astype(np.int64),
         output_tokens=table[:, 2].astype(np.int64),
         source_row=np.arange(len(rows)),
+        priority=priority,
     )

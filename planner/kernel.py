@@ -107,6 +107,7 @@ ENGINE = np.dtype(
         ("input_budget", np.int64),
         ("threshold", np.int64),
         ("num_preempted", np.int64),
+        ("num_swapped", np.int64),  # tokens moved out and in by this step
         ("held_by", np.int64),  # why nobody more was admitted
         ("next_window", np.int64),  # first of the recorded windows that is not over
         ("num_steps", np.int64),
@@ -176,6 +177,12 @@ class Limits(NamedTuple):
     """Inputs that a drafter adds per request, taken from the input budget."""
     drops_last_hit: bool
     """Whether the drafter recomputes the last hit block."""
+    evicts_fewest_computed: bool
+    """Not what vLLM does: the victim is whom least has been computed for."""
+    swaps: bool
+    """Not what vLLM does: a preempted request keeps its computed tokens, in CPU memory."""
+    swap_ns_per_token: int
+    """What moving one token there or back adds to the step."""
 
 
 @njit(cache=True, nogil=True)
@@ -342,6 +349,7 @@ def schedule(
     engine.token_budget = limits.max_num_scheduled_tokens
     engine.input_budget = limits.max_num_batched_tokens
     engine.num_preempted = 0
+    engine.num_swapped = 0
     engine.held_by = PREEMPTION
     flight.num_entries = 0
     schedule_running(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
@@ -409,7 +417,11 @@ def tokens_wanted(request, engine, limits):
 def victim_position(engine, requests, running, limits):
     """Who is preempted: the last admitted, or by priority the least urgent, on ties the earliest in the list."""
     position = engine.num_running - 1
-    if limits.by_priority:
+    if limits.evicts_fewest_computed:
+        for j in range(engine.num_running - 2, -1, -1):
+            if requests[running[j]].num_computed < requests[running[position]].num_computed:
+                position = j
+    elif limits.by_priority:
         position = 0
         for j in range(1, engine.num_running):
             worst, other = requests[running[position]], requests[running[j]]
@@ -436,8 +448,11 @@ def preempt(position, engine, requests, running, queue, blocks, table, limits, f
         withdraw_entry(row, engine, limits, flight, entries)
     release(victim, engine, blocks, table, limits)
     record(flight, engine, events, engine.num_steps, PREEMPTED, row, victim.num_computed)
-    victim.num_recomputed += victim.num_computed
-    victim.num_computed = 0
+    if limits.swaps:
+        engine.num_swapped += victim.num_computed
+    else:
+        victim.num_recomputed += victim.num_computed
+        victim.num_computed = 0
     victim.num_placeholders = 0
     victim.num_drafts = 0
     victim.num_preemptions += 1
@@ -479,7 +494,8 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
         num_hits = look_up(request, engine, blocks, keys, table, limits)
         num_hit_tokens = num_hits * limits.block_size
         most = min(engine.token_budget, engine.input_budget - limits.num_extra_inputs)
-        num_tokens, num_drafts = request.num_known - num_hit_tokens, 0
+        # Nothing of it is computed, unless it returns from CPU memory; then nothing is looked up.
+        num_tokens, num_drafts = request.num_known - request.num_computed - num_hit_tokens, 0
         is_padded = may_pad and num_tokens == 1 and (has_running or num_hits > 0)
         if is_padded and num_hit_tokens + 2 + limits.num_spec_tokens <= limits.max_model_len:
             num_drafts = limits.num_spec_tokens
@@ -503,7 +519,8 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
         pop(engine, requests, queue, limits)
         running[engine.num_running] = row
         engine.num_running += 1
-        request.num_computed = num_hit_tokens
+        engine.num_swapped += request.num_computed
+        request.num_computed += num_hit_tokens
         num_drafts = min(num_drafts, num_tokens - 1)
         add_entry(row, num_tokens, num_drafts, True, engine, limits, flight, entries)
         record(flight, engine, events, engine.num_steps, RESUMED if is_resumed else ADMITTED, row, num_hit_tokens)
@@ -560,6 +577,7 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
             kv_prefill_tokens,
         )  # fmt: skip
         end_ns += noisy_ns(plain_ns, noise, prefill_tokens > 0, engine.num_steps)
+    end_ns += engine.num_swapped * limits.swap_ns_per_token
     engine.gpu_free_ns = end_ns
     flight.end_ns = end_ns
     flight.num_preempted = engine.num_preempted

@@ -13,6 +13,7 @@ from planner.block_keys import block_keys
 from planner.engine_config import DRAFTERS, EngineConfig, check_flags
 from planner.errors import Cancelled
 from planner.step_time import StepTime
+from planner.what_if import WhatIf, check_what_if
 from traces.requests import RequestTrace
 
 MAX_STEPS = 10_000_000
@@ -23,6 +24,8 @@ NO_NOISE = np.ones((2, 0))
 """Every step takes exactly what the equation says."""
 OUTCOMES = {kernel.DONE: "done", kernel.STALLED: "stalled", kernel.STEP_LIMIT: "step_limit"}
 """How a replay can end, in words."""
+VLLM = WhatIf()
+"""No departure from vLLM."""
 WHOLE_REPLAY = ((0, 1 << 62),)
 """The window of events that takes in every step, nanoseconds."""
 
@@ -35,6 +38,8 @@ class Replay:
     """The settings replayed."""
     step_time: StepTime
     """The step-time model charged."""
+    what_if: WhatIf
+    """Where it departs from vLLM; off unless asked for."""
     outcome: str
     """ "done"; "stalled" when waiting requests can never be admitted; "step_limit" after `MAX_STEPS`."""
     never_runs: npt.NDArray[np.bool_]
@@ -82,6 +87,7 @@ def replay(
     *,
     windows_ns: Sequence[tuple[int, int]] = (),
     noise: npt.NDArray[np.float64] = NO_NOISE,
+    what_if: WhatIf = VLLM,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Replay:
     """Replay `trace` through vLLM's scheduler and return when each token appeared.
@@ -102,13 +108,15 @@ def replay(
         at 32 bytes and more per token.
     noise : (2, m) float64
         Factors on step times, from `StepNoise.draw`; without, every step takes what the equation says.
+    what_if : WhatIf
+        Policies that vLLM does not have; off by default.
     cancel : (1,) uint8, optional
         The replay stops soon after another thread makes it non-zero.
 
     Raises
     ------
     BadFlags
-        From `check_flags`.
+        From `check_flags` and `check_what_if`.
     Cancelled
         After `cancel`.
 
@@ -117,15 +125,19 @@ def replay(
     vLLM 0.32, v1/core/sched/scheduler.py and v1/engine/core.py; see `planner.kernel`.
     """
     check_flags(engine_config)
+    check_what_if(what_if, engine_config)
     never_runs = requests_that_never_run(trace, engine_config)
     index = np.flatnonzero(~never_runs)
     cancel = np.zeros(1, np.uint8) if cancel is None else cancel
     started = time.perf_counter()
     # Without shared prefixes a block's identity cannot matter until somebody is preempted and finds its own again.
     tracks_blocks = engine_config.enable_prefix_caching and trace.prefix_hashes is not None
-    ran = _run(trace, index, engine_config, step_time, tracks_blocks, windows_ns, cancel, noise)
+    limits = limits_of(engine_config, tracks_blocks, what_if)
+    accept = acceptance_pattern(engine_config)
+    ran = _run(trace, index, limits, accept, step_time, windows_ns, cancel, noise)
     if ran.outcome == kernel.NEEDS_BLOCKS:
-        ran = _run(trace, index, engine_config, step_time, True, windows_ns, cancel, noise)
+        limits = limits._replace(tracks_blocks=True)
+        ran = _run(trace, index, limits, accept, step_time, windows_ns, cancel, noise)
     kernel_seconds = time.perf_counter() - started
     if ran.outcome == kernel.CANCELLED:
         raise Cancelled
@@ -146,6 +158,7 @@ def replay(
     return Replay(
         engine_config=engine_config,
         step_time=step_time,
+        what_if=what_if,
         outcome=OUTCOMES[ran.outcome],
         never_runs=never_runs,
         arrival_s=trace.arrival_s,
@@ -196,7 +209,7 @@ def requests_that_never_run(trace: RequestTrace, engine_config: EngineConfig) ->
     return too_long | (longest > engine_config.num_kv_tokens)
 
 
-def limits_of(config: EngineConfig, tracks_blocks: bool) -> kernel.Limits:
+def limits_of(config: EngineConfig, tracks_blocks: bool, what_if: WhatIf = VLLM) -> kernel.Limits:
     """The settings as the kernel takes them."""
     drafter = DRAFTERS[config.speculative_method]
     num_drafts = config.num_speculative_tokens if config.speculative_method else 0
@@ -220,6 +233,9 @@ def limits_of(config: EngineConfig, tracks_blocks: bool) -> kernel.Limits:
         num_lookahead_tokens=num_drafts if drafter.owns_kv else 0,
         num_extra_inputs=drafter.num_extra_inputs,
         drops_last_hit=drafter.drops_last_hit,
+        evicts_fewest_computed=what_if.evicts_fewest_computed,
+        swaps=what_if.swap_ns_per_token is not None,
+        swap_ns_per_token=what_if.swap_ns_per_token or 0,
     )
 
 
@@ -237,15 +253,14 @@ class _Ran(NamedTuple):
 def _run(
     trace: RequestTrace,
     index: npt.NDArray[np.intp],
-    config: EngineConfig,
+    limits: kernel.Limits,
+    accept: npt.NDArray[np.int64],
     step_time: StepTime,
-    tracks_blocks: bool,
     windows_ns: Sequence[tuple[int, int]],
     cancel: npt.NDArray[np.uint8],
     noise: npt.NDArray[np.float64],
 ) -> _Ran:
     """Lay out the kernel's arrays for the requests at `index`, and run it."""
-    limits = limits_of(config, tracks_blocks)
     rows = request_rows(trace, index)
     blocks, keys, table = kernel_blocks(rows, *prefix_ids(trace, index), limits)
     state = np.zeros(1, kernel.ENGINE)
@@ -255,7 +270,7 @@ def _run(
         blocks,
         keys,
         table,
-        acceptance_pattern(config),
+        accept,
         limits,
         typed(step_time),
         np.ascontiguousarray(noise),

@@ -157,4 +157,7 @@ def limits(config: dict, tracks_blocks: bool) -> kernel.Limits:
         num_lookahead_tokens=lookahead * spec["k"],
         num_extra_inputs=extra_inputs,
         drops_last_hit=drops_last_hit,
+        evicts_fewest_computed=config.get("victim") == "fewest_computed",
+        swaps=config.get("swap_ns_per_token") is not None,
+        swap_ns_per_token=config.get("swap_ns_per_token") or 0,
     )

@@ -122,6 +122,8 @@ class Engine:
         self.k, self.accept, method = spec["k"], spec["accept"], spec["method"]
         self.lookahead = self.k if method in LOOKAHEAD_METHODS else 0
         self.slots = 1 if method in EXTRA_SLOT_METHODS else 0
+        # Not what vLLM does: a preempted request keeps its computed tokens in CPU memory, at so much per token.
+        self.swap_ns = config.get("swap_ns_per_token")
         self.drops_last_hit = method in DROPPED_HIT_METHODS
         self.pool = Pool(config["num_blocks"], config["enable_prefix_caching"])
         self.requests = [
@@ -196,6 +198,7 @@ class Engine:
         self.input_budget = self.config["max_num_batched_tokens"]
         self.batch: list[Entry] = []
         self.preempted: list[Request] = []
+        self.num_swapped = 0
         self.schedule_running()
         self.held_by = "preemption"
         admitted = [] if self.preempted else self.schedule_waiting()
@@ -250,6 +253,8 @@ class Engine:
         self.input_budget -= entry.tokens + self.slots
 
     def choose_victim(self) -> Request:
+        if self.config.get("victim") == "fewest_computed":  # not what vLLM does
+            return min(reversed(self.running), key=lambda r: r.num_computed)
         if not self.by_priority:
             return self.running[-1]
         return max(self.running, key=lambda r: (r.priority, r.arrival_ns))  # on ties the earliest in the list
@@ -264,7 +269,11 @@ class Engine:
         if at < self.index:
             self.index -= 1
         self.release(victim)
-        victim.num_computed = victim.num_placeholders = victim.num_drafts = 0
+        if self.swap_ns is None:
+            victim.num_computed = 0
+        else:
+            self.num_swapped += victim.num_computed
+        victim.num_placeholders = victim.num_drafts = 0
         victim.num_preemptions += 1
         self.preempted.append(victim)
         self.waiting.appendleft(victim)
@@ -279,7 +288,7 @@ class Engine:
             request = self.head()
             hit_blocks = self.lookup(request)
             hit = len(hit_blocks) * self.block_size
-            tokens, drafts = request.num_known - hit, 0
+            tokens, drafts = request.num_known - request.num_computed - hit, 0
             most = min(self.budget, self.input_budget - self.slots)
             is_padded = self.k and tokens == 1 and not has_chunk and (has_running or hit > 0)
             if is_padded and hit + 1 + self.k + 1 <= self.max_model_len:
@@ -298,7 +307,8 @@ class Engine:
             self.allocate(request, tokens, hit_blocks)
             self.waiting.remove(request)
             self.running.append(request)
-            request.num_computed = hit
+            self.num_swapped += request.num_computed
+            request.num_computed += hit
             admitted.append([request.index, hit, int(request.num_preemptions > 0)])
             self.add(Entry(request, tokens, min(drafts, max(0, tokens - 1)), is_admission=True))
         if len(self.running) >= cap:
@@ -333,6 +343,7 @@ class Engine:
         start = end = max(now, gpu_free)
         if self.batch:
             end += self.step_ns(len(self.batch), prefill_tokens, kv_read, attention, num_drafts, kv_prefill)
+        end += self.num_swapped * (self.swap_ns or 0)
         step = None
         if self.batch or self.preempted:
             step = len(self.steps)

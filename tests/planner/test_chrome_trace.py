@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from inside_runs import SYNC, TEN_MS_PLUS_ONE_PER_TOKEN, replays
 from traces_by_hand import chat_trace, trace_of
 
-from planner.chrome_trace import chrome_trace
 from planner.engine_config import EngineConfig
+from planner.inside.chrome_trace import chrome_trace
 from planner.replay import replay
 from planner.step_time import StepTime
 

@@ -163,6 +163,33 @@ def test_same_input_same_bytes():
     assert first["preemptions"] != [0] * 50
 
 
+@st.composite
+def what_ifs(draw):
+    """Policies that vLLM does not have, on everything that they are modelled with."""
+    requests, config = draw(scenarios())
+    swap_ns_per_token = draw(st.sampled_from([None, None, 0, 40]))
+    config |= {"victim": draw(st.sampled_from(["newest", "fewest_computed"])), "swap_ns_per_token": swap_ns_per_token}
+    if swap_ns_per_token is not None:
+        config |= {"enable_prefix_caching": False, "spec": None}
+    return [r for r in requests if r["prompt"] < config["max_model_len"]], config
+
+
+@settings(max_examples=600, deadline=None)
+@given(what_ifs(), STEP_TIMES, st.integers(1, 20))
+def test_kernel_is_the_naive_model_under_policies_that_vllm_has_not(scenario, step_time, longer):
+    requests, config = scenario
+    requests = [r | {"out": r["out"] * longer, "max_tokens": r["out"] * longer} for r in requests]
+    theirs = run_naive(requests, config, step_time, 600, ID_BLOCK_TOKENS)
+    ours = run_kernel(requests, config, step_time, 600, ID_BLOCK_TOKENS)
+
+    assert {name: ours[name] for name in COMPARED} == {name: theirs[name] for name in COMPARED}
+    same_bytes(ours, run_kernel(requests, config, step_time, 600, ID_BLOCK_TOKENS, windows=()))
+    if config["swap_ns_per_token"] is not None:
+        assert ours["rows"]["num_recomputed"].sum() == 0, "what is swapped is not computed again"
+    if ours["outcome"] == "done":
+        assert ours["num_free_blocks"] == config["num_blocks"] - 1
+
+
 def test_cancel_stops_the_replay():
     rows = np.zeros(1, kernel.REQUEST)
     rows["prompt_tokens"] = rows["num_known"] = rows["output_tokens"] = rows["max_tokens"] = 10

@@ -11,9 +11,9 @@ from shared import shared_path
 from traces_by_hand import trace_of
 
 from planner.engine_config import EngineConfig
-from planner.inside_words import life_sentence
-from planner.phases import PhaseKind, life_of
-from planner.recording import HeldBy, Share
+from planner.inside.phases import PhaseKind, life_of
+from planner.inside.recording import HeldBy, Share
+from planner.inside.words import life_sentence
 from planner.replay import WHOLE_REPLAY, replay
 from planner.step_time import StepTime
 from traces.read import read_trace

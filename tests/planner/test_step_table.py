@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from inside_runs import SYNC, TEN_MS_PLUS_ONE_PER_TOKEN, replays
 from traces_by_hand import trace_of
 
-from planner.recording import HeldBy, Share
+from planner.inside.recording import HeldBy, Share
+from planner.inside.step_table import step_table
 from planner.replay import replay
-from planner.step_table import step_table
 
 
 def test_a_preemption_step_by_step():

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from inside_runs import SYNC, TEN_MS_PLUS_ONE_PER_TOKEN, replays
 from traces_by_hand import trace_of
 
+from planner.inside.timeline import timeline
 from planner.replay import replay
-from planner.timeline import timeline
 
 
 def test_three_steps_and_a_pause_by_hand():

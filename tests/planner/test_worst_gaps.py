@@ -10,11 +10,11 @@ from shared import shared_path
 from traces_by_hand import trace_of
 
 from planner.engine_config import EngineConfig
-from planner.inside_words import gap_sentence
-from planner.recording import HeldBy, Share
+from planner.inside.recording import HeldBy, Share
+from planner.inside.words import gap_sentence
+from planner.inside.worst_gaps import Cause, worst_gaps
 from planner.replay import WHOLE_REPLAY, replay
 from planner.step_time import StepTime
-from planner.worst_gaps import Cause, worst_gaps
 from traces.read import read_trace
 from traces.requests import RequestTrace
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner import kernel
-from planner.recording import HeldBy, Recording, Share, with_events
+from planner.inside.recording import HeldBy, Recording, Share, with_events
 from planner.replay import Replay
 from traces.requests import RequestTrace
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.inside_words import WAITS, request_name, wait_in_words
-from planner.phases import Phase, phases_between
-from planner.recording import Recording, prefill_part_ns, with_events
+from planner.inside.phases import Phase, phases_between
+from planner.inside.recording import Recording, prefill_part_ns, with_events
+from planner.inside.words import WAITS, request_name, wait_in_words
 from planner.replay import Replay
 from traces.requests import RequestTrace
 

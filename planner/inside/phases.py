@@ -8,7 +8,7 @@ import numpy as np
 
 from planner import kernel
 from planner.engine_config import DRAFTERS
-from planner.recording import HeldBy, Recording, Share, with_events
+from planner.inside.recording import HeldBy, Recording, Share, with_events
 from planner.replay import Replay
 from traces.requests import RequestTrace
 
@@ -209,7 +209,8 @@ class _Acts:
         if mark == kernel.PREEMPTED:
             self.is_preempted, self.is_recomputing = True, False
         elif mark == kernel.RESUMED:
-            self.is_preempted, self.is_recomputing = False, True
+            self.is_preempted = False
+            self.is_recomputing = self.recording.run.what_if.swap_ns_per_token is None
         elif mark == kernel.ADMITTED:
             self.was_admitted = True
 

@@ -60,7 +60,7 @@ def with_events(trace: RequestTrace, run: Replay, windows_ns: Iterable[tuple[int
     wanted = merged(windows_ns)
     if all(any(low <= start and end <= high for low, high in run.windows_ns) for start, end in wanted):
         return run
-    return replay(trace, run.engine_config, run.step_time, windows_ns=wanted)
+    return replay(trace, run.engine_config, run.step_time, windows_ns=wanted, what_if=run.what_if)
 
 
 def merged(windows_ns: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

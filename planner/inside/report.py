@@ -3,14 +3,14 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.inside_words import gap_sentence, life_sentence, named, request_name
-from planner.phases import Life, life_of
-from planner.recording import Share
+from planner.inside.phases import Life, life_of
+from planner.inside.recording import Share
+from planner.inside.step_table import StepRow, step_table
+from planner.inside.timeline import Timeline, timeline
+from planner.inside.words import gap_sentence, life_sentence, named, request_name
+from planner.inside.worst_gaps import WorstGap, worst_gaps
 from planner.replay import Replay
-from planner.step_table import StepRow, step_table
-from planner.timeline import Timeline, timeline
 from planner.verdict import seconds
-from planner.worst_gaps import WorstGap, worst_gaps
 from traces.requests import RequestTrace
 
 NUM_BUCKETS = 24
@@ -138,15 +138,25 @@ def _band(view: Timeline, name: str, k: int, scale: float = 1.0) -> str:
 def _step_line(trace: RequestTrace, row: StepRow) -> str:
     """One step."""
     parts = [f"{len(row.decoded):,} decodes"]
-    for what, shares in (("prefill", row.prefilled), ("admitted", row.admitted), ("resumed", row.resumed)):
+    if row.prefilled:
+        parts.append(f"{_total(row.prefilled):,} prefill tokens of {named(trace, row.prefilled)}")
+    for what, shares in (("admitted", row.admitted), ("resumed", row.resumed)):
         if shares:
-            parts.append(f"{what} {named(trace, shares)}")
+            hits = f" with {_total(shares):,} tokens from the prefix cache" if _total(shares) else ""
+            parts.append(f"{len(shares):,} {what}{hits}")
     if row.preempted:
-        parts.append(f"preempted {named(trace, row.preempted)}")
+        parts.append(f"preempted, {_total(row.preempted):,} computed tokens lost: {named(trace, row.preempted)}")
+    if row.finished:
+        parts.append(f"{len(row.finished):,} finished")
     if row.held_by is not None and row.head is not None:
         parts.append(f"{row.num_waiting:,} wait, first {request_name(trace, row.head)}: {row.held_by}")
     took = seconds(row.end_s - row.start_s)
     return f"  {row.step:>7} at {row.start_s:.3f} s, {took:>7}, {row.num_free_blocks:,} blocks free: {'; '.join(parts)}"
+
+
+def _total(shares: tuple[Share, ...]) -> int:
+    """Tokens of all."""
+    return sum(share.num_tokens for share in shares)
 
 
 def _step_document(trace: RequestTrace, row: StepRow) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from enum import StrEnum
 import numpy as np
 
 from planner import kernel
-from planner.phases import Phase, PhaseKind, phases_between
-from planner.recording import HeldBy, Recording, Share, with_events
+from planner.inside.phases import Phase, PhaseKind, phases_between
+from planner.inside.recording import HeldBy, Recording, Share, with_events
 from planner.replay import Replay
 from traces.requests import RequestTrace
 

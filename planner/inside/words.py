@@ -1,9 +1,9 @@
 """What was found inside a replay, in sentences. Requests are called by their data row in the file, counted from 1."""
 
-from planner.phases import Life, Phase, PhaseKind
-from planner.recording import HeldBy, Share
+from planner.inside.phases import Life, Phase, PhaseKind
+from planner.inside.recording import HeldBy, Share
+from planner.inside.worst_gaps import Cause, WorstGap
 from planner.verdict import seconds
-from planner.worst_gaps import Cause, WorstGap
 from traces.requests import RequestTrace
 
 MOST_NAMED = 3

@@ -107,6 +107,7 @@ ENGINE = np.dtype(
         ("input_budget", np.int64),
         ("threshold", np.int64),
         ("num_preempted", np.int64),
+        ("num_futile", np.int64),  # preemptions since the last token
         ("num_swapped", np.int64),  # tokens moved out and in by this step
         ("held_by", np.int64),  # why nobody more was admitted
         ("next_window", np.int64),  # first of the recorded windows that is not over
@@ -143,8 +144,12 @@ NO_SEAT, NO_BUDGET, NO_BLOCKS, NOT_WHOLE, PREEMPTION = range(1, 6)
 """What keeps the head of the waiting queue from starting: no seat; no budget; no KV blocks; its prompt does not fit the
 budget in one piece; somebody was preempted in this step."""
 
-DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS = range(5)
-"""How a replay ended; the last: a preempted request may find its own blocks again, so run it with `tracks_blocks`."""
+DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS, LIVELOCK = range(6)
+"""How a replay ended. NEEDS_BLOCKS: a preempted request may find its own blocks again, so run it with `tracks_blocks`.
+LIVELOCK: running requests preempt each other, or themselves, for ever."""
+
+MOST_FUTILE = 100_000
+"""Preemptions without a single token in between that count as a livelock; vLLM itself would go on."""
 
 
 class Limits(NamedTuple):
@@ -273,6 +278,9 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
             num_flights += 1
             if flight.num_preempted > 0 and limits.caches_prefixes and not limits.tracks_blocks:
                 outcome = NEEDS_BLOCKS
+                break
+            if engine.num_futile > MOST_FUTILE:
+                outcome = LIVELOCK
                 break
             is_empty = flight.num_entries == 0 and flight.num_preempted == 0
             if is_empty and not is_busy and num_waiting(engine) + engine.num_running > 0:
@@ -457,6 +465,7 @@ def preempt(position, engine, requests, running, queue, blocks, table, limits, f
     victim.num_drafts = 0
     victim.num_preemptions += 1
     engine.num_preempted += 1
+    engine.num_futile += 1
     push(row, engine, requests, queue, limits)
 
 
@@ -724,6 +733,7 @@ def process_output(
 def deliver_token(row, request, engine, flight, steps, gaps, events):
     """Note when a token appeared and how long after the one before it."""
     request.num_outputs += 1
+    engine.num_futile = 0
     record(flight, engine, events, flight.step, TOKEN, row, 1)
     if request.num_outputs == 1:
         request.first_token_ns = flight.end_ns
@@ -857,6 +867,8 @@ def coast(
         engine.num_steps += 1
         kv_decode_tokens += num_running
         done += 1
+    if done > 0:
+        engine.num_futile = 0
     last.step = engine.num_steps - 1
     last.end_ns = engine.gpu_free_ns
     last_step = engine.num_steps - (2 if limits.is_async else 1)

@@ -22,7 +22,12 @@ NO_LIMIT = 1 << 40
 """Stands for a context length that is not bounded, tokens."""
 NO_NOISE = np.ones((2, 0))
 """Every step takes exactly what the equation says."""
-OUTCOMES = {kernel.DONE: "done", kernel.STALLED: "stalled", kernel.STEP_LIMIT: "step_limit"}
+OUTCOMES = {
+    kernel.DONE: "done",
+    kernel.STALLED: "stalled",
+    kernel.STEP_LIMIT: "step_limit",
+    kernel.LIVELOCK: "livelock",
+}
 """How a replay can end, in words."""
 VLLM = WhatIf()
 """No departure from vLLM."""
@@ -41,7 +46,8 @@ class Replay:
     what_if: WhatIf
     """Where it departs from vLLM; off unless asked for."""
     outcome: str
-    """ "done"; "stalled" when waiting requests can never be admitted; "step_limit" after `MAX_STEPS`."""
+    """ "done"; "stalled" when waiting requests can never be admitted; "livelock" when preemptions bring nobody further;
+    "step_limit" after `MAX_STEPS`."""
     never_runs: npt.NDArray[np.bool_]
     """(n,) requests that cannot run under these settings at all; they were left out of the replay."""
     arrival_s: npt.NDArray[np.float64]
@@ -198,9 +204,12 @@ def requests_that_never_run(trace: RequestTrace, engine_config: EngineConfig) ->
     Source
     ------
     vLLM 0.32, InputProcessor._validate_prompt_len (a prompt of `max_model_len` tokens or more is refused).
-    The KV of the last output token is never computed, so a request needs blocks for one token less.
+    The KV of the last output token is never computed, so a request needs blocks for one token less; drafts and a
+    drafter's lookahead need room as well.
     """
-    longest = trace.prompt_tokens + trace.output_tokens - 1
+    drafts = engine_config.num_speculative_tokens if engine_config.speculative_method is not None else 0
+    ahead = drafts + (drafts if DRAFTERS[engine_config.speculative_method].owns_kv else 0)
+    longest = trace.prompt_tokens + trace.output_tokens - 1 + ahead
     if engine_config.max_model_len is None:
         too_long = np.zeros(len(trace), np.bool_)
     else:

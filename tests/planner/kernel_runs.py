@@ -93,7 +93,7 @@ def run_kernel(
     columns |= lists | {name: [sorted(x) for x in lists[name]] for name in ("preempted", "admitted")}
     preemptions = dict(zip(order, rows["num_preemptions"].tolist(), strict=True))
     return {
-        "outcome": ["done", "stalled", "step_limit", "cancelled", "needs_blocks"][outcome],
+        "outcome": ["done", "stalled", "step_limit", "cancelled", "needs_blocks", "livelock"][outcome],
         "end_ns": int(state["now_ns"][0]),
         "steps": columns,
         "token_step": token_step,

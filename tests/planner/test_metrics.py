@@ -108,6 +108,19 @@ def test_empty_distribution_is_nan():
     assert np.isnan(metrics.spread(empty).max_s)
 
 
+def test_drafts_need_room_too():
+    """Pool of 64 tokens: 40 + 20 outputs fit, but not with 4 drafts and their lookahead on top."""
+    config = EngineConfig(
+        max_num_batched_tokens=100,
+        max_num_seqs=8,
+        num_gpu_blocks=5,
+        speculative_method="eagle",
+        num_speculative_tokens=4,
+    )
+    assert replay(trace_of((0.0, 40, 20)), config, TEN_MS_PLUS_ONE_PER_TOKEN).never_runs.tolist() == [True]
+    assert replay(trace_of((0.0, 40, 17)), config, TEN_MS_PLUS_ONE_PER_TOKEN).is_finished.tolist() == [True]
+
+
 def test_overload_is_called_unstable_and_a_light_load_is_not():
     step_time = StepTime(10_000_000, 0, 200_000)
     light = metrics.summarise(replay(chat_trace(400, rate_rps=1.0), SYNC, step_time), 0.1)

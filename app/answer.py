@@ -4,7 +4,7 @@ import time
 
 import streamlit as st
 
-from app import compute, frames
+from app import compute, frames, panels
 from app.compute import PlanJob, Status
 from app.figures import distributions, theme, tradeoff
 from app.figures.distributions import Latencies
@@ -45,8 +45,12 @@ def show_answer(job: PlanJob) -> None:
     _show_command(plan)
     st.subheader("Today, recommended, and vLLM's default" if plan.best else "Today, the closest, and vLLM's default")
     st.table(frames.comparison(plan), border="horizontal")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown("See each step, and what caused the worst gaps:", width="content")
+        for name in ("Today", answer_label(plan), "vLLM default"):
+            panels.offer_look(f"Inspect: {name}", name)
     _show_why(job, plan)
-    st.plotly_chart(tradeoff.gap_against_ttft(plan), key="tradeoff")
+    _show_tradeoff(plan)
     _show_distributions(job, plan)
     _show_losers(plan)
     st.caption(
@@ -126,6 +130,19 @@ def _show_why(job: PlanJob, plan: Recommendation) -> None:
         missing.markdown("Not simulated:\n" + "\n".join(f"- {thing}" for thing in not_simulated()))
 
 
+def _show_tradeoff(plan: Recommendation) -> None:
+    """Show every setting tried; a click on one leads inside it."""
+    chosen = st.plotly_chart(
+        tradeoff.gap_against_ttft(plan), key="tradeoff", on_select="rerun", selection_mode="points"
+    )
+    points = [point for point in chosen["selection"]["points"] if point.get("customdata")]
+    candidate = tradeoff.candidate_at(plan, points[0]["customdata"]) if points else None
+    if candidate is None:
+        st.caption("Click a point to look inside that setting.")
+    else:
+        panels.offer_look(f"Inspect: {flags_in_words(candidate)}", panels.PICKED, candidate.engine_config, "tradeoff")
+
+
 def _show_distributions(job: PlanJob, plan: Recommendation) -> None:
     """Show the tails of the three settings."""
     settings = tuple(
@@ -147,7 +164,11 @@ def _show_losers(plan: Recommendation) -> None:
     """List every other setting with the reason it lost."""
     table = frames.losers(plan)
     with st.expander(f"Why the other {len(table):,} settings lost"):
-        st.dataframe(table, hide_index=True, key="losers")
+        chosen = st.dataframe(table, hide_index=True, key="losers", on_select="rerun", selection_mode="single-row")
+        rows = [row for row in chosen["selection"]["rows"] if row < len(plan.losers)]
+        if rows:
+            candidate, _ = plan.losers[rows[0]]
+            panels.offer_look(f"Inspect: {flags_in_words(candidate)}", panels.PICKED, candidate.engine_config, "losers")
         st.download_button(
             "Download as CSV",
             table.to_csv(index=False),

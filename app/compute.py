@@ -19,8 +19,13 @@ from planner import calibrate, search
 from planner.candidates import Candidate
 from planner.engine_config import EngineConfig
 from planner.errors import Cancelled
+from planner.inside.chrome_trace import chrome_trace
+from planner.inside.phases import Life, life_of
+from planner.inside.step_table import StepRow, step_table
+from planner.inside.timeline import Timeline, timeline
+from planner.inside.worst_gaps import WorstGap, worst_gaps
 from planner.metrics import Distribution, distribution, itl, ttft_s
-from planner.replay import replay
+from planner.replay import Replay, replay
 from planner.search import Objective, Recommendation
 from planner.slo import Slo
 from planner.step_time import StepTime, StepTimeFit
@@ -37,6 +42,14 @@ SAMPLES = Path(read.__file__).parent / "samples"
 EXAMPLE_TRACE, EXAMPLE_LOG = "chat_long_prompts.parquet", "server.log"
 WAIT_S = 0.1
 """How long a job sleeps between looks at its cancel flag while the scheduler compiles."""
+NUM_SLICES = 600
+"""Of a timeline: about as many as it has pixels on a small screen."""
+NUM_GAPS = 10
+"""Worst gaps that are explained."""
+NUM_STEPS = 15
+"""Steps listed around a moment."""
+MAX_FILE_STEPS = 2000
+"""Most steps in one file for a trace viewer: some megabytes."""
 HEAD_START_S = 3.0
 """How long the first page has the processor to itself."""
 
@@ -181,6 +194,84 @@ def latencies(
     """All token gaps, pooled, and all TTFT of one setting."""
     run = replay(_trace, engine_config, step_time)
     return itl(run), distribution(ttft_s(run))
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one replay stands on."""
+
+    trace_digest: str
+    """Digest of the trace."""
+    engine_config: EngineConfig
+    """Flags and what is fixed."""
+    step_time: StepTime
+    """Coefficients charged."""
+
+
+@st.cache_resource(
+    max_entries=6,
+    show_spinner="Replaying … (the first replay of an installation compiles the scheduler, about half a minute)",
+)
+def replayed(setting: Setting, _trace: RequestTrace) -> Replay:
+    """One replay to look into, without events: those of a window are cheaper to replay than all are to keep."""
+    compiler().wait(lambda: False)
+    run = replay(_trace, setting.engine_config, setting.step_time)
+    for values in (run.steps, run.gaps, run.events):
+        values.flags.writeable = False
+    return run
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def over_time(setting: Setting, window_s: tuple[float, float], _trace: RequestTrace) -> Timeline:
+    """The engine over a window."""
+    return timeline(replayed(setting, _trace), NUM_SLICES, *window_s)
+
+
+@st.cache_resource(max_entries=32, show_spinner="Explaining the worst gaps …")
+def longest_gaps(setting: Setting, window_s: tuple[float, float], _trace: RequestTrace) -> tuple[WorstGap, ...]:
+    """The longest gaps that end in a window, the longest first."""
+    return worst_gaps(_trace, replayed(setting, _trace), NUM_GAPS, *window_s)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Replaying the steps …")
+def steps_around(setting: Setting, moment_s: float, _trace: RequestTrace) -> tuple[StepRow, ...]:
+    """The steps around a moment."""
+    return step_table(_trace, replayed(setting, _trace), moment_s, NUM_STEPS)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Following the request …")
+def life(setting: Setting, request: int, _trace: RequestTrace) -> Life:
+    """One request from its arrival to its last token."""
+    return life_of(_trace, replayed(setting, _trace), request)
+
+
+def file_window(run: Replay, window_s: tuple[float, float], moment_s: float) -> tuple[tuple[float, float], int]:
+    """The part of a window that goes into a file, and how many steps it leaves out: those far from a moment.
+
+    Parameters
+    ----------
+    run : Replay
+    window_s : (float, float)
+        From when until when, seconds.
+    moment_s : float
+        Seconds.
+    """
+    start_ns, end_ns = run.steps["start_ns"], run.steps["end_ns"]
+    from_ns, until_ns, moment_ns = (round(1e9 * at_s) for at_s in (*window_s, moment_s))
+    first = int(np.searchsorted(end_ns, from_ns, "right"))
+    stop = int(np.searchsorted(start_ns, until_ns, "left"))
+    num_left_out = max(0, stop - first - MAX_FILE_STEPS)
+    if num_left_out == 0:
+        return window_s, 0
+    middle = int(np.searchsorted(start_ns, moment_ns, "right"))
+    first = min(max(first, middle - MAX_FILE_STEPS // 2), stop - MAX_FILE_STEPS)
+    last = first + MAX_FILE_STEPS - 1
+    return (int(start_ns[first]) / 1e9, int(end_ns[last]) / 1e9), num_left_out
+
+
+def viewer_file(run: Replay, window_s: tuple[float, float], trace: RequestTrace) -> str:
+    """A window as JSON for a trace viewer; only made when somebody asks for it, and not kept."""
+    return chrome_trace(trace, run, *window_s, max_steps=MAX_FILE_STEPS)
 
 
 class Compiler(threading.Thread):

@@ -10,7 +10,12 @@ import pandas as pd
 
 from app.figures.labels import MS_PER_S, TERMS, answer_label, percent, percentile, term_value, three_digits, threshold
 from planner.candidates import Candidate
-from planner.engine_config import VLLM_VERSION
+from planner.engine_config import VLLM_VERSION, EngineConfig
+from planner.inside.phases import Life, PhaseKind
+from planner.inside.recording import Share
+from planner.inside.step_table import StepRow
+from planner.inside.words import WAITING_FOR, WAITS, gap_sentence, wait_in_words
+from planner.inside.worst_gaps import WorstGap
 from planner.metrics import Summary
 from planner.search import SEARCHED, Recommendation
 from planner.slo import Slo
@@ -38,6 +43,8 @@ ROLES = {
 """The parts that columns play, in words; others are shown as they are."""
 MIN_DIFFERENCE = 0.01
 """Results closer than this share are called the same."""
+MOST_LISTED = 6
+"""Requests named in one cell; the rest is counted."""
 
 
 def problems(found: tuple[Problem, ...]) -> pd.DataFrame:
@@ -319,4 +326,126 @@ def provenance(plan: Recommendation, trace_name: str) -> tuple[str, ...]:
         f"targets: {slo_sentence(plan.slo, plan.objective)}",
         f"today: {', '.join(_flags(plan.today))} ({', '.join(SEARCHED)})",
         f"KV cache: {config.num_kv_tokens:,} tokens; simulated: vLLM {VLLM_VERSION}",
+    )
+
+
+def flags_in_full(config: EngineConfig) -> str:
+    """The three flags that are searched, by the names that vLLM gives them."""
+    return (
+        f"max_num_batched_tokens {config.max_num_batched_tokens:,} · max_num_seqs {config.max_num_seqs:,} · "
+        f"long_prefill_token_threshold {threshold(config.long_prefill_token_threshold)}"
+    )
+
+
+def worst_gaps(trace: RequestTrace, gaps: tuple[WorstGap, ...]) -> pd.DataFrame:
+    """The longest gaps, each with its cause."""
+    return pd.DataFrame(
+        {
+            "no.": [f"{k}" for k in range(1, len(gaps) + 1)],
+            "gap": [_unbroken(seconds(gap.gap_s)) for gap in gaps],
+            "from": [_unbroken(moment(gap.start_s)) for gap in gaps],
+            "request": [f"{data_row(trace, gap.request):,}" for gap in gaps],
+            "streams that wait": [f"{gap.num_requests:,}" for gap in gaps],
+            "cause, simulated": [literal(gap_sentence(trace, gap)) for gap in gaps],
+        }
+    )
+
+
+def gap_labels(trace: RequestTrace, gaps: tuple[WorstGap, ...]) -> tuple[str, ...]:
+    """What each gap is called where one is chosen."""
+    return tuple(
+        f"{k}: {seconds(gap.gap_s)} at {moment(gap.start_s)}, request {data_row(trace, gap.request)}"
+        for k, gap in enumerate(gaps, start=1)
+    )
+
+
+def _unbroken(number: str) -> str:
+    """A number that a narrow column does not part from its unit."""
+    return number.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def data_row(trace: RequestTrace, request: int) -> int:
+    """A request's data row in the file, counted from 1."""
+    return int(trace.source_row[request]) + 1
+
+
+def moment(at_s: float) -> str:
+    """A time of the replay, exact to the millisecond."""
+    return f"{at_s:,.3f} s"
+
+
+def steps(trace: RequestTrace, rows: tuple[StepRow, ...], moment_s: float) -> pd.DataFrame:
+    """Engine steps, one a row: who got tokens, who came, who went, and what the first in the queue waits for."""
+    begun = [row.step for row in rows if row.start_s <= moment_s]
+    current = begun[-1] if begun else rows[0].step if rows else None
+    return pd.DataFrame(
+        {
+            "": ["▶" if row.step == current else "" for row in rows],
+            "step": [row.step for row in rows],
+            "begins [s]": [f"{row.start_s:,.4f}" for row in rows],
+            "takes [ms]": [round((row.end_s - row.start_s) * MS_PER_S, 2) for row in rows],
+            "prefill (tokens)": [_shares(trace, row.prefilled) for row in rows],
+            "decoding": [len(row.decoded) for row in rows],
+            "admitted (hit)": [_shares(trace, row.admitted) for row in rows],
+            "resumed (hit)": [_shares(trace, row.resumed) for row in rows],
+            "evicted (lost)": [_shares(trace, row.preempted) for row in rows],
+            "finished": [", ".join(f"{data_row(trace, request)}" for request in row.finished) for row in rows],
+            "running": [row.num_running for row in rows],
+            "waiting": [row.num_waiting for row in rows],
+            "KV use [%]": [round(100.0 * row.kv_usage, 1) for row in rows],
+            "first in the queue": [_head(trace, row) for row in rows],
+            "who decodes": [_decoded(trace, row.decoded) for row in rows],
+        }
+    )
+
+
+def _shares(trace: RequestTrace, shares: tuple[Share, ...]) -> str:
+    """Requests with their tokens; as many as fit a cell."""
+    listed = [f"{data_row(trace, share.request)} ({share.num_tokens:,})" for share in shares[:MOST_LISTED]]
+    rest = len(shares) - MOST_LISTED
+    return ", ".join(listed) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def _decoded(trace: RequestTrace, shares: tuple[Share, ...]) -> str:
+    """All requests that decode; with their tokens where drafts make more than one possible."""
+    return ", ".join(
+        f"{data_row(trace, share.request)}" + (f" ({share.num_tokens})" if share.num_tokens != 1 else "")
+        for share in shares
+    )
+
+
+def _head(trace: RequestTrace, row: StepRow) -> str:
+    """Who stands first in the queue, and why there."""
+    return "" if row.head is None else f"{data_row(trace, row.head)}: {WAITING_FOR[row.held_by]}"
+
+
+def life_sums(life: Life) -> pd.DataFrame:
+    """A request's time by what it did; the rows sum to E2E."""
+    kinds = [kind for kind in PhaseKind if life.of_kind(kind)]
+
+    def cells(name: str, time_s: float, num_tokens: int) -> dict[str, str]:
+        share = _unbroken(percent(time_s / life.e2e_s)) if life.e2e_s else "–"
+        return {"phase": name, "time": _unbroken(seconds(time_s)), "share": share, "tokens": f"{num_tokens:,}"}
+
+    rows = [cells(kind, life.seconds_of(kind), sum(p.num_tokens for p in life.of_kind(kind))) for kind in kinds]
+    whole = "E2E, arrival to last token" if life.is_finished else "so far, not finished"
+    total = cells(whole, life.e2e_s, sum(phase.num_tokens for phase in life.phases))
+    return pd.DataFrame([*rows, total]).set_index("phase")
+
+
+def phases(life: Life) -> pd.DataFrame:
+    """A request's phases in order, with the reason of every wait."""
+    return pd.DataFrame(
+        {
+            "begins [s]": [f"{phase.start_ns / 1e9:,.4f}" for phase in life.phases],
+            "takes [ms]": [round(phase.duration_s * MS_PER_S, 2) for phase in life.phases],
+            "phase": [str(phase.kind) for phase in life.phases],
+            "steps": [phase.num_steps for phase in life.phases],
+            "tokens": [phase.num_tokens for phase in life.phases],
+            "for prefill of others [ms]": [round(phase.beside_ns / 1e6, 2) for phase in life.phases],
+            "why": [
+                wait_in_words(phase.kind, phase.held_by, phase.is_head) if phase.kind in WAITS else ""
+                for phase in life.phases
+            ],
+        }
     )

@@ -12,6 +12,7 @@ page = st.navigation(
         st.Page(panels.PAGES["trace"], title="Trace", icon=":material/upload_file:", default=True),
         st.Page(panels.PAGES["calibration"], title="Calibration", icon=":material/straighten:"),
         st.Page(panels.PAGES["plan"], title="Plan", icon=":material/insights:"),
+        st.Page(panels.PAGES["inspect"], title="Inspect", icon=":material/troubleshoot:"),
         st.Page(panels.PAGES["export"], title="Export", icon=":material/download:"),
     ],
     position="top",

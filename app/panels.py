@@ -9,7 +9,7 @@ from app import frames, state, widgets
 from app.compute import PlanInputs
 from app.figures.labels import d_and_p, three_digits
 from app.state import Reading, Session
-from planner.engine_config import VLLM_VERSION
+from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.step_time import StepTime, StepTimeFit
 from planner.verdict import seconds
 from traces.answers import ReadAnswers
@@ -19,9 +19,13 @@ PAGES = {
     "trace": "views/trace.py",
     "calibration": "views/calibration.py",
     "plan": "views/plan.py",
+    "inspect": "views/inspect.py",
     "export": "views/export.py",
 }
 """Scripts of the pages, from the folder of `main.py`."""
+
+PICKED = "Picked"
+"""What the Inspect page calls a setting that was picked among all that a plan tried."""
 
 INPUT_NAMES = {
     "trace_digest": "trace",
@@ -113,6 +117,25 @@ def offer_example() -> None:
     ):
         state.session().take_example()
         st.switch_page(PAGES["plan"])
+
+
+def offer_look(label: str, name: str, picked: EngineConfig | None = None, where: str = "") -> None:
+    """One click that opens a setting of the plan in the Inspect page.
+
+    Parameters
+    ----------
+    label : str
+        Of the button.
+    name : str
+        As the Inspect page calls the setting.
+    picked : EngineConfig, optional
+        The setting, where its name is `PICKED`.
+    where : str
+        Tells buttons of the same name apart.
+    """
+    if st.button(label, icon=":material/troubleshoot:", key=f"look_{where}_{label}"):
+        state.session().look_into(name, picked)
+        st.switch_page(PAGES["inspect"])
 
 
 def show_next(page: str, label: str) -> None:

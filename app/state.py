@@ -90,6 +90,12 @@ class Session:
     """The last plan before it that came to a result."""
     wants_plan: bool = False
     """Whether the Plan page is to start by itself, after the example was asked for."""
+    look: str = ""
+    """Name of the setting that the Inspect page was asked to open; "" = none."""
+    picked: EngineConfig | None = None
+    """The setting picked among all that a plan tried."""
+    num_looks: int = 0
+    """Names the question for the setting: a new name makes it forget what was chosen before."""
 
     @property
     def fit(self) -> StepTimeFit | InputError | None:
@@ -122,7 +128,26 @@ class Session:
     def start_plan(self, inputs: PlanInputs, trace: RequestTrace, model: StepTimeFit | StepTime) -> None:
         """Start to plan beside the pages; the last result stays until there is another."""
         self.previous, self.wants_plan = self.finished, False
+        self.picked = None
         self.job = PlanJob(inputs, trace, model)
+
+    @property
+    def today(self) -> EngineConfig:
+        """Today's settings: as the Plan page has them, or as the log has them before that page was opened."""
+        return self.logged_config if self.inputs is None else self.inputs.today
+
+    def look_into(self, name: str, picked: EngineConfig | None = None) -> None:
+        """Have the Inspect page open one setting.
+
+        Parameters
+        ----------
+        name : str
+            As that page calls it.
+        picked : EngineConfig, optional
+            The setting itself, if it is none of a plan's three columns.
+        """
+        self.look, self.num_looks = name, self.num_looks + 1
+        self.picked = self.picked if picked is None else picked
 
     def upload_steps(self, data: bytes, file_name: str) -> None:
         """Take a new step log; what was said about the one before does not hold for it."""
@@ -134,7 +159,7 @@ class Session:
         trace, log = compute.example()
         self.trace.give(trace, compute.EXAMPLE_TRACE)
         self.steps.give(log, compute.EXAMPLE_LOG)
-        self.num_kv_tokens, self.by_hand = None, None
+        self.num_kv_tokens, self.by_hand, self.picked = None, None, None
         self.wants_plan = True
 
 

@@ -261,6 +261,104 @@ def _ask_max_model_len(logged: int | None, name: str) -> int | None:
     )
 
 
+def ask_setting(names: tuple[str, ...], default: str, name: str) -> str:
+    """Ask which setting to look into."""
+    return st.segmented_control(
+        "Setting to look into",
+        names,
+        default=default if default in names else names[0],
+        required=True,
+        key=name,
+        persist_state="session",
+    )
+
+
+def ask_three_flags(logged: EngineConfig, name: str) -> EngineConfig:
+    """Ask for budget, seats and threshold; the rest stays as it is today."""
+    abouts = {
+        "max_num_batched_tokens": "Token budget of a step.",
+        "max_num_seqs": "Most requests in a step.",
+        "long_prefill_token_threshold": "Most prompt tokens one request gets in a step; 0 = off.",
+    }
+    values = {}
+    for column, (flag, about) in zip(st.columns(len(abouts), vertical_alignment="bottom"), abouts.items(), strict=True):
+        least = 0 if flag == "long_prefill_token_threshold" else 1
+        value = getattr(logged, flag)
+        values[flag] = column.number_input(
+            flag, least, MOST_TOKENS, value, key=f"inspect_{flag}_{name}", help=about, persist_state="session"
+        )
+    return replace(logged, **values)
+
+
+def ask_window(end_s: float, name: str) -> tuple[float, float]:
+    """Ask for a stretch of the replay; all of it unless told.
+
+    Parameters
+    ----------
+    end_s : float
+        When the replay ends, seconds.
+    name : str
+        Names the widgets.
+    """
+    left, right, _ = st.columns([1, 1, 2], vertical_alignment="bottom")
+    from_s = left.number_input(
+        "From, s",
+        0.0,
+        None,
+        0.0,
+        1.0,
+        "%g",
+        key=f"from_{name}",
+        persist_state="session",
+        help="Seconds since the first arrival.",
+    )
+    until_s = right.number_input(
+        "Until, s",
+        0.0,
+        None,
+        None,
+        1.0,
+        "%g",
+        key=f"until_{name}",
+        persist_state="session",
+        placeholder=f"the end, {end_s:,.1f}",
+        help="Empty = to the end of the replay.",
+    )
+    return from_s, end_s if until_s is None else min(until_s, end_s)
+
+
+def ask_gap(labels: tuple[str, ...], name: str) -> int:
+    """Ask which of the worst gaps to look at; its position."""
+    return st.selectbox("Gap to look at", range(len(labels)), format_func=labels.__getitem__, key=name)
+
+
+def ask_moment(moment_s: float, end_s: float, name: str) -> float:
+    """Ask for a moment of the replay, seconds; the step of a gap is filled in."""
+    return st.number_input(
+        "Moment, s",
+        0.0,
+        max(end_s, moment_s),
+        moment_s,
+        0.1,
+        "%.4f",
+        key=name,
+        help="The step that runs then stands in the middle of the table. Filled in: the step that ends the gap.",
+    )
+
+
+def ask_request(row: int, name: str) -> int:
+    """Ask for a request by its data row in the file, counted from 1."""
+    return st.number_input(
+        "Request: data row, counted from 1",
+        1,
+        MOST_TOKENS,
+        row,
+        key=name,
+        help="Filled in: the request with the longest TTFT under the setting that was opened first.",
+        persist_state="session",
+    )
+
+
 def ask_model_name() -> str:
     """Ask for the model to write into the command; a name that a shell would read otherwise is not taken."""
     model = st.text_input(

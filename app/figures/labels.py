@@ -44,6 +44,12 @@ TOKENS = Quantity("Tokens per request", "tokens")
 SHARE_OF_REQUESTS = Quantity("Share of requests", "%", 100.0)
 SHARE_LONGER = Quantity("Share that is longer", "%", 100.0)
 REQUEST_RATE = Quantity("Arrivals", "requests/s")
+RUNNING = Quantity("Running", "requests")
+WAITING = Quantity("Waiting", "requests")
+KV_USE = Quantity("KV use", "%", 100.0)
+PREEMPTIONS = Quantity("Preempted", "times")
+MOMENT = Quantity("Time since the first arrival", "s")
+"""In seconds however long the trace is: what is read off here is typed in as a window."""
 
 
 def since_first_arrival(span_s: float) -> Quantity:
@@ -73,6 +79,10 @@ TERMS = {
     "per_kv_token": Term("Per context token that decodes read, step without prefill (d)", "ns per token", 1e9),
     "per_kv_token_mixed": Term("Per context token that decodes read, step with prefill", "ns per token", 1e9),
     "per_draft_token": Term("Per draft token that is checked", "µs per token", 1e6),
+    "per_kv_prefill_token": Term("Per context token that prefills had before their chunk", "ns per token", 1e9),
+    "per_prefill_token_beyond_128": Term("Per prefill token beyond 128 in the step, on top of p", "µs per token", 1e6),
+    "per_prefill_token_beyond_256": Term("Per prefill token beyond 256 in the step, on top", "µs per token", 1e6),
+    "per_prefill_token_beyond_512": Term("Per prefill token beyond 512 in the step, on top", "µs per token", 1e6),
     "per_prefill_attention": Term("Prefill attention, per prefill token × context token", "ps per token²", 1e12),
 }
 """By the names of `step_time.Coefficient`."""

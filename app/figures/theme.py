@@ -45,6 +45,10 @@ MEASURED = Look("#808080", "circle-open")
 PREDICTED = Look("#7A6CC4", "circle")
 LEFT_OUT = Look("#D55E00", "x-thin-open")
 REFERENCE = Look("#808080")
+RUNNING = Look("#1F88C9")
+WAITING = Look("#D55E00")
+KV_USE = Look("#7A6CC4")
+PREEMPTED = Look("#D55E00")
 
 
 def figure(question: str, x_title: str, y_title: str, about: str = "") -> go.Figure:

@@ -1,5 +1,6 @@
 """What smoother tokens cost in time to first token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ import plotly.graph_objects as go
 from app.figures import theme
 from app.figures.labels import ITL, TTFT, Quantity, answer_label, percentile
 from planner.candidates import Candidate
-from planner.search import Recommendation
+from planner.search import SEARCHED, Recommendation
 from planner.verdict import flags_in_words, seconds
 
 
@@ -19,7 +20,7 @@ class _Point:
     ttft_s: float
     itl_s: float
     meets: bool
-    flags: str
+    candidate: Candidate
     num_settings: int = 1
 
 
@@ -39,8 +40,8 @@ def gap_against_ttft(plan: Recommendation) -> go.Figure:
             name=f"{name} ({sum(p.num_settings for p in these)} settings)",
             mode="markers",
             marker={"color": look.colour, "symbol": look.symbol, "size": 8, "line": {"width": 2, "color": look.colour}},
-            customdata=[_hover(p) for p in these],
-            hovertemplate="%{customdata}<extra></extra>",
+            customdata=[[_hover(p), *_flags(p.candidate)] for p in these],
+            hovertemplate="%{customdata[0]}<extra></extra>",
         )
     front = _front(points)
     canvas.add_scatter(
@@ -76,14 +77,33 @@ def _points(plan: Recommendation) -> list[_Point]:
         if key in by_result:
             by_result[key].num_settings += 1
         else:
-            by_result[key] = _Point(ttft_s, itl_s, candidate.meets, flags_in_words(candidate))
+            by_result[key] = _Point(ttft_s, itl_s, candidate.meets, candidate)
     return list(by_result.values())
+
+
+def candidate_at(plan: Recommendation, customdata: Sequence[object]) -> Candidate | None:
+    """The setting behind a point of `gap_against_ttft`, from the point's `customdata`; None if there is none.
+
+    Parameters
+    ----------
+    plan : Recommendation
+        The plan that was drawn.
+    customdata : sequence
+        As the browser sends it back: words, then the three flags.
+    """
+    drawn = (*plan.candidates, plan.closest, plan.today, plan.vllm_default)
+    return next((candidate for candidate in drawn if _flags(candidate) == tuple(customdata[1:])), None)
+
+
+def _flags(candidate: Candidate) -> tuple[int, ...]:
+    """The three flags that tell settings apart."""
+    return tuple(getattr(candidate.engine_config, flag) for flag in SEARCHED)
 
 
 def _hover(point: _Point) -> str:
     """What the pointer shows."""
     more = f"<br>and {point.num_settings - 1} more settings with this result" if point.num_settings > 1 else ""
-    return f"{point.flags}<br>gap {seconds(point.itl_s)}, TTFT {seconds(point.ttft_s)}{more}"
+    return f"{flags_in_words(point.candidate)}<br>gap {seconds(point.itl_s)}, TTFT {seconds(point.ttft_s)}{more}"
 
 
 def _front(points: list[_Point]) -> list[_Point]:
@@ -117,8 +137,8 @@ def _add_columns(canvas: go.Figure, plan: Recommendation) -> None:
                 "size": size,
                 "line": {"width": 2, "color": look.colour},
             },
-            customdata=[f"{name}: {flags_in_words(candidate)}"],
-            hovertemplate="%{customdata}<extra></extra>",
+            customdata=[[f"{name}: {flags_in_words(candidate)}", *_flags(candidate)]],
+            hovertemplate="%{customdata[0]}<extra></extra>",
         )
 
 

@@ -1,10 +1,12 @@
+import json
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from app import compute
-from app.compute import PlanInputs, PlanJob, Status
+from app.compute import PlanInputs, PlanJob, Setting, Status
 from planner.engine_config import EngineConfig, flags_from_facts
 from planner.search import Objective
 from planner.slo import Slo
@@ -86,3 +88,33 @@ def test_latencies_are_those_of_the_replay(trace: RequestTrace, fit: StepTimeFit
     gaps, waits = compute.latencies(trace.digest, today, fit.step_time, _trace=trace)
     assert gaps.num == (trace.output_tokens - 1).sum()
     assert waits.num == len(trace)
+
+
+def test_a_replay_is_kept_and_cannot_be_changed(trace: RequestTrace, fit: StepTimeFit, today: EngineConfig) -> None:
+    setting = Setting(trace.digest, today, fit.step_time)
+    run = compute.replayed(setting, _trace=trace)
+    assert compute.replayed(setting, _trace=trace) is run
+    with pytest.raises(ValueError, match="read-only"):
+        run.steps["start_ns"][0] = 1
+    gaps = compute.longest_gaps(setting, (0.0, run.end_s), _trace=trace)
+    assert gaps is compute.longest_gaps(setting, (0.0, run.end_s), _trace=trace)
+    assert gaps[0].gap_s == max(gap.gap_s for gap in gaps)
+    assert gaps[0].gap_s == pytest.approx(float(np.nanmax(run.worst_gap_s)))
+
+
+def test_a_file_holds_the_steps_around_the_moment(
+    trace: RequestTrace, fit: StepTimeFit, today: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute, "MAX_FILE_STEPS", 50)
+    run = compute.replayed(Setting(trace.digest, today, fit.step_time), _trace=trace)
+    whole = (0.0, run.end_s)
+    for moment_s in (0.0, 20.0, run.end_s):
+        window_s, num_left_out = compute.file_window(run, whole, moment_s)
+        assert num_left_out == len(run.steps) - 50
+        assert whole[0] <= window_s[0] < window_s[1] <= whole[1]
+        document = json.loads(compute.viewer_file(run, window_s, trace))
+        steps = [event for event in document["traceEvents"] if event["ph"] == "X" and event["pid"] == 1]
+        assert len(steps) == 50
+        assert not document["otherData"]["window_was_cut"]
+    assert window_s[1] == pytest.approx(run.end_s)
+    assert compute.file_window(run, (20.0, 20.1), 0.0) == ((20.0, 20.1), 0)

@@ -3,7 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from app import frames
+from app import compute, frames
+from app.compute import Setting
 from planner.search import Recommendation
 from planner.slo import Slo
 from planner.step_time import StepTimeFit
@@ -119,3 +120,40 @@ def test_provenance_names_file_digest_targets_and_version(plan: Recommendation) 
     text = "\n".join(frames.provenance(plan, "trace.parquet"))
     for part in ("trace.parquet", plan.trace_digest[:12], plan.model_source, "80 ms", "8,192", "vLLM 0.32"):
         assert part in text
+
+
+def test_gaps_steps_and_phases_count_data_rows_from_one(
+    trace: RequestTrace, fit: StepTimeFit, plan: Recommendation
+) -> None:
+    setting = Setting(trace.digest, plan.today.engine_config, fit.step_time)
+    run = compute.replayed(setting, _trace=trace)
+    gaps = compute.longest_gaps(setting, (0.0, run.end_s), _trace=trace)
+    table = frames.worst_gaps(trace, gaps)
+    assert table["no."].tolist() == [f"{k}" for k in range(1, len(gaps) + 1)]
+    assert table["request"].tolist() == [f"{trace.source_row[gap.request] + 1:,}" for gap in gaps]
+    where = f"1: {table['gap'][0]} at {table['from'][0]}, request ".replace("\N{NO-BREAK SPACE}", " ")
+    assert frames.gap_labels(trace, gaps)[0].startswith(where)
+    step = gaps[0].step
+    moment_s = float(run.steps["start_ns"][step]) / 1e9 + 1e-6
+    rows = compute.steps_around(setting, moment_s, _trace=trace)
+    steps = frames.steps(trace, rows, moment_s)
+    assert steps.set_index("").loc["▶", "step"] == step
+    assert steps["takes [ms]"].max() == round(1e3 * gaps[0].gap_s, 2)
+    culprit = gaps[0].culprits[0]
+    assert f"{trace.source_row[culprit.request] + 1} ({culprit.num_tokens:,})" in ", ".join(steps["prefill (tokens)"])
+
+
+def test_the_phases_of_a_request_sum_to_its_latency(
+    trace: RequestTrace, fit: StepTimeFit, plan: Recommendation
+) -> None:
+    life = compute.life(Setting(trace.digest, plan.today.engine_config, fit.step_time), 3, _trace=trace)
+    sums, phases = frames.life_sums(life), frames.phases(life)
+    assert sums.index[-1] == "E2E, arrival to last token"
+    assert sums["share"].iloc[-1] == "100\N{NO-BREAK SPACE}%"
+    assert abs(phases["takes [ms]"].sum() - 1e3 * life.e2e_s) < 0.01 * len(phases)
+    assert phases["tokens"].sum() == sum(phase.num_tokens for phase in life.phases)
+
+
+def test_no_gaps_and_no_steps_are_tables_without_rows(trace: RequestTrace) -> None:
+    assert len(frames.worst_gaps(trace, ())) == 0
+    assert len(frames.steps(trace, (), 0.0)) == 0

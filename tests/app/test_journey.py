@@ -1,5 +1,6 @@
 """One operator, one browser: from a trace and a server log to a command in a file."""
 
+import json
 import shutil
 import socket
 import subprocess
@@ -147,6 +148,44 @@ def test_a_plan_can_be_stopped_and_run_again(page: Page, address: str) -> None:
     page.get_by_role("button", name="Plan", exact=True).click()
     expect(page.get_by_text("against 61 ms").first).to_be_visible(timeout=PLAN_MS)
     expect(page.get_by_text("These results belong to other inputs")).not_to_be_visible()
+
+
+def test_the_worst_gap_is_explained_and_its_steps_go_into_a_file(page: Page, address: str) -> None:
+    page.goto(f"{address}/plan")
+    page.get_by_role("button", name="Run the example").click()
+    expect(page.get_by_text("Met: p99 token gap")).to_be_visible(timeout=PLAN_MS)
+    page.get_by_role("button", name="Inspect: Today").click()
+    sentence = page.get_by_text("had no token for")
+    expect(sentence).to_contain_text("prefill tokens of request")
+    expect(page.get_by_text("What did the engine do over time?")).to_be_visible()
+    page.get_by_label("From, s", exact=True).fill("220")
+    page.get_by_label("From, s", exact=True).press("Enter")
+    page.get_by_label("Until, s", exact=True).fill("240")
+    page.get_by_label("Until, s", exact=True).press("Enter")
+    expect(page.get_by_text("The file holds the whole window, 220.000 s to 240.000 s")).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download the trace as JSON").click()
+    assert download.value.suggested_filename == "inspect_220s_to_240s.json"
+    document = json.loads(Path(download.value.path()).read_text(encoding="utf-8"))
+    steps = [event for event in document["traceEvents"] if event["ph"] == "X" and event["pid"] == 1]
+    assert 220.0 < (steps[0]["ts"] + steps[0]["dur"]) / 1e6 < 221.0
+    assert 239.0 < steps[-1]["ts"] / 1e6 < 240.0
+    assert max(step["dur"] for step in steps) > 400_000  # microseconds: the frozen stream of the screen is in the file
+    assert document["otherData"]["source"].startswith("simulated")
+
+
+def test_a_click_in_the_trade_off_leads_inside_that_setting(page: Page, address: str) -> None:
+    page.goto(f"{address}/plan")
+    page.get_by_role("button", name="Run the example").click()
+    expect(page.get_by_text("Met: p99 token gap")).to_be_visible(timeout=PLAN_MS)
+    point = page.locator(".st-key-tradeoff .scatterlayer .trace").nth(1).locator(".point").last
+    point.scroll_into_view_if_needed()
+    box = point.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.get_by_role("button", name="Inspect: budget").click()
+    expect(page.get_by_role("radio", name="Picked")).to_be_checked()
+    expect(page.get_by_text("had no token for")).to_be_visible()
 
 
 def test_a_bad_file_is_explained_and_replaced(page: Page, address: str, tmp_path: Path) -> None:

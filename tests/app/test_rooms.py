@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app import compute
+from app import compute, look
+from planner.replay import OUTCOMES
 
 APP = Path(compute.__file__).parent
 FILES = sorted(APP.rglob("*.py"))
@@ -44,3 +45,7 @@ def test_figures_and_tables_know_nothing_of_the_screen(path: Path) -> None:
 def test_nothing_imports_a_page() -> None:
     for path in FILES:
         assert "app.views" not in path.read_text(encoding="utf-8"), path
+
+
+def test_every_way_a_replay_can_end_has_words() -> None:
+    assert {"done", *look.ENDED_EARLY} == set(OUTCOMES.values())

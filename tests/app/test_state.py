@@ -3,6 +3,7 @@ import pytest
 
 from app import compute
 from app.state import Reading, Session
+from planner.engine_config import EngineConfig
 from planner.step_time import StepTime, StepTimeFit
 from traces.answers import ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer
@@ -99,3 +100,13 @@ def test_what_is_cached_cannot_be_changed(column: str) -> None:
     values: np.ndarray = getattr(log, column)
     with pytest.raises(ValueError, match="read-only"):
         values[0] = 1
+
+
+def test_a_picked_setting_stays_until_another_plan() -> None:
+    session = Session()
+    session.look_into("Picked", EngineConfig(max_num_seqs=7))
+    session.look_into("Today")
+    assert (session.look, session.num_looks) == ("Today", 2)
+    assert session.picked == EngineConfig(max_num_seqs=7)
+    session.take_example()
+    assert session.picked is None

@@ -67,6 +67,7 @@ def example() -> AppTest:
         ("trace", "Which vLLM scheduler flags keep your streams smooth?"),
         ("calibration", "--enable-logging-iteration-details"),
         ("plan", "A plan needs a request trace"),
+        ("inspect", "To look inside a replay needs a request trace"),
         ("export", "an export needs a plan"),
     ],
 )
@@ -84,11 +85,11 @@ def test_one_click_leads_to_a_verdict(example: AppTest) -> None:
     assert list(example.table[0].value.columns) == ["Today", "Recommended", "vLLM default"]
     assert len(example.get("plotly_chart")) == 3
     assert "Probability that the targets are met" in words(example)
-    assert len(example.dataframe[0].value) > 100
+    assert f"{len(example.dataframe[0].value) + 1} settings tried" in words(example)
 
 
 def test_the_strip_says_what_the_numbers_stand_on(example: AppTest) -> None:
-    for page in ("trace", "calibration", "plan", "export"):
+    for page in ("trace", "calibration", "plan", "inspect", "export"):
         text = words(shown(example, page))
         for part in (
             "1,514 requests",
@@ -124,6 +125,78 @@ def test_the_export_page_gives_command_yaml_and_json(example: AppTest) -> None:
     assert '"verdict": "met"' in plan
     assert '"per_prefill_token_ns"' in model
     assert "digest" in words(example)
+
+
+def test_the_inspect_page_explains_gaps_steps_and_a_late_request(example: AppTest) -> None:
+    shown(example, "inspect")
+    assert example.segmented_control[0].value == "Recommended"
+    gaps, sums = example.table[0].value, example.table[1].value
+    assert len(gaps) == compute.NUM_GAPS
+    assert gaps["cause, simulated"].str.contains("prefill tokens of request").all()
+    steps = example.dataframe[0].value
+    assert len(steps) == compute.NUM_STEPS
+    assert steps[""].tolist().index("▶") == compute.NUM_STEPS // 2
+    assert "in all, first token after" in words(example)
+    assert sums.index[-1] == "E2E, arrival to last token"
+    assert "ui.perfetto.dev" in words(example)
+    assert len(example.get("plotly_chart")) == 2
+
+
+def test_another_gap_moves_the_steps_and_a_window_leaves_gaps_out(example: AppTest) -> None:
+    shown(example, "inspect")
+    before = example.dataframe[0].value["step"].tolist()
+    example.selectbox[0].set_value(5).run()
+    assert example.dataframe[0].value["step"].tolist() != before
+    begin, until = (example.number_input(key=f"{end}_{compute.example()[0].digest[:8]}") for end in ("from", "until"))
+    begin.set_value(10.0)
+    until.set_value(20.0).run()
+    starts = [float(cell.split()[0]) for cell in example.table[0].value["from"]]
+    assert 9.0 < min(starts) <= max(starts) < 20.0
+    assert "The file holds the whole window, 10.000 s to 20.000 s." in words(example)
+    example.number_input(key=until.key).set_value(5.0).run()
+    assert "The window is empty" in words(example)
+    example.number_input(key=begin.key).set_value(0.0)
+    example.number_input(key=until.key).set_value(None).run()
+    assert not example.exception
+
+
+def test_the_plan_page_leads_inside_each_column(example: AppTest) -> None:
+    press(shown(example, "plan"), "Inspect: vLLM default")
+    shown(example, "inspect")
+    assert example.segmented_control[0].value == "vLLM default"
+    assert "max\\_num\\_seqs 1,024" in words(example)
+
+
+def test_flags_by_hand_are_checked_and_replayed(example: AppTest) -> None:
+    shown(example, "inspect").segmented_control[0].set_value("By hand").run()
+    budget = next(widget for widget in example.number_input if widget.label == "max_num_batched_tokens")
+    assert budget.value == 8192
+    budget.set_value(100).run()
+    assert "vLLM would not start: max_num_batched_tokens (100) is smaller than max_num_seqs (256)" in words(example)
+    next(widget for widget in example.number_input if widget.label == "max_num_batched_tokens").set_value(512).run()
+    assert len(example.table[0].value) == compute.NUM_GAPS
+    assert not example.exception
+
+
+def test_a_trace_without_gaps_is_looked_into_all_the_same() -> None:
+    test = opened("calibration")
+    test.segmented_control[0].set_value("By hand").run()
+    press(test, "Use these coefficients")
+    upload(shown(test, "trace"), "one.csv", b"arrival_ms,prompt_tokens,output_tokens\n0,10,1\n250,20,1\n")
+    shown(test, "inspect")
+    assert test.segmented_control[0].options == ["Today", "By hand"]
+    assert "No gap between two tokens" in words(test)
+    assert "2 of 2 requests finished in 2 engine steps" in words(test)
+    assert len(test.dataframe[0].value) == 2
+
+
+def test_a_row_that_is_not_in_the_trace_is_said(example: AppTest) -> None:
+    shown(example, "inspect")
+    row = next(widget for widget in example.number_input if widget.label.startswith("Request: data row"))
+    late = row.value
+    row.set_value(1_000_000).run()
+    assert "Data row 1,000,000 is not in the trace" in words(example)
+    row.set_value(late).run()
 
 
 def test_a_model_name_that_a_shell_would_read_is_not_written(example: AppTest) -> None:

@@ -50,3 +50,14 @@ def test_without_results_the_figure_says_so(plan: Recommendation) -> None:
     canvas = tradeoff.gap_against_ttft(replace(plan, candidates=()))
     assert len(canvas.data) == 0
     assert canvas.layout.annotations[0].text.startswith("No setting gave")
+
+
+def test_every_point_leads_back_to_its_setting(plan: Recommendation) -> None:
+    canvas = tradeoff.gap_against_ttft(plan)
+    assert tradeoff.candidate_at(plan, canvas.data[-1].customdata[0]) == plan.closest
+    for drawn in canvas.data[:2]:
+        for point, itl_ms in zip(drawn.customdata, drawn.y, strict=True):
+            candidate = tradeoff.candidate_at(plan, point)
+            assert candidate is not None
+            assert 1e3 * candidate.summary.itl_at_percentile_s == pytest.approx(itl_ms)
+    assert tradeoff.candidate_at(plan, ["no such setting", 1, 2, 3]) is None

@@ -19,6 +19,8 @@ class Reason(StrEnum):
 
     UNSTABLE = "unstable"
     """The queue grows for as long as the trace lasts."""
+    STALLED = "stalled"
+    """Some requests wait for ever; latencies speak of the others only."""
     ITL = "itl"
     """Pooled gaps at the percentile are above the target."""
     WORST_GAP = "worst_gap"
@@ -29,6 +31,8 @@ class Reason(StrEnum):
     """It meets every target, but its TTFT at the percentile is higher than the best one's."""
     LARGER_GAPS = "larger_gaps"
     """It meets every target, but its gaps at the percentile are larger than the best one's."""
+    NO_BETTER = "no_better"
+    """It meets every target and is as good by the objective; another one was preferred, for fewer changes first."""
     LESS_THROUGHPUT = "less_throughput"
     """It meets every target, but delivers fewer tokens per second than the best one."""
 
@@ -44,7 +48,7 @@ class Rejection:
     limit: float
     """What would have been allowed, in `unit`."""
     unit: str
-    """ "s", "tokens/s", or "" for a share."""
+    """ "s", "tokens/s", "requests", or "" for a share."""
     percentile: float | None = None
     """Percentile that `measured` is, 0–1; None when it is none."""
 
@@ -82,7 +86,10 @@ def evaluate(
 def violations(summary: Summary, slo: Slo) -> tuple[Rejection, ...]:
     """Every target that the numbers miss."""
     found = []
-    if summary.is_unstable:
+    if summary.outcome != "done":
+        waiting = summary.num_requests - summary.num_never_run - summary.num_finished
+        found.append(Rejection(Reason.STALLED, float(waiting), 0.0, "requests"))
+    elif summary.is_unstable:
         found.append(Rejection(Reason.UNSTABLE, summary.ttft_growth, UNSTABLE_GROWTH, ""))
     if summary.itl_at_percentile_s > slo.itl_s:
         found.append(Rejection(Reason.ITL, summary.itl_at_percentile_s, slo.itl_s, "s", slo.itl_percentile))

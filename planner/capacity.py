@@ -1,7 +1,7 @@
 """How much load a setting carries, and how many replicas a growth needs: by replay, never by formula."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -79,40 +79,6 @@ def scale_load(trace: RequestTrace, load: float) -> RequestTrace:
         prefix_hashes=trace.prefix_hashes,
         receipt=trace.receipt,
     )
-
-
-def load_curve(
-    trace: RequestTrace,
-    engine_config: EngineConfig,
-    step_time: StepTime,
-    slo: Slo,
-    loads: tuple[float, ...],
-    *,
-    executor: Executor | None = None,
-    cancel: npt.NDArray[np.uint8] | None = None,
-) -> tuple[LoadPoint, ...]:
-    """Replay the trace at several multiples of its rate.
-
-    Parameters
-    ----------
-    trace, engine_config, step_time, slo
-        As in `evaluate`.
-    loads : (k,) float
-        Multiples of the trace's own rate, above 0.
-    executor : concurrent.futures.Executor, optional
-        Where replays run; threads on this machine by default.
-    cancel : (1,) uint8, optional
-
-    Returns
-    -------
-    k LoadPoint, in the order of `loads`.
-    """
-    with ThreadPoolExecutor(num_threads()) as threads:
-        futures = [
-            (executor or threads).submit(evaluate, scale_load(trace, load), engine_config, step_time, slo, cancel)
-            for load in loads
-        ]
-        return tuple(_point(trace, load, future.result()) for load, future in zip(loads, futures, strict=True))
 
 
 def find_headroom(

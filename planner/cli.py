@@ -6,7 +6,9 @@ Results go to standard output, progress and messages to standard error. Exit cod
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from planner.align import MIN_SHARE_EXPLAINED, Alignment, align, alignment_sente
 from planner.calibrate import fit_step_time
 from planner.candidates import Candidate
 from planner.capacity import LoadPoint, Routing, find_headroom, find_replicas
-from planner.engine_config import GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
+from planner.engine_config import DRAFTERS, GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
 from planner.errors import BadPlan
 from planner.export import plan_json, receipt_of, serve_command, without_nan
 from planner.inside.chrome_trace import chrome_trace
@@ -49,7 +51,38 @@ from traces.requests import RequestTrace
 from traces.steps import StepLog
 
 OK, BAD_INPUT, NOT_MET = 0, 2, 3
-OPTION_TYPES = {"watermark": float, "draft_acceptance_rate": float, "scheduling_policy": str, "speculative_method": str}
+
+
+def _number(text: str) -> float:
+    """A finite number; anything else is bad usage."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    """A whole number that the kernel can hold."""
+    value = int(text)
+    if abs(value) > MOST_COUNT:
+        raise ValueError
+    return value
+
+
+BY_HAND_MS = {
+    "base": (8.0, "of every step"),
+    "per_seq": (0.06, "per request in the step"),
+    "per_prefill_token": (0.02, "per prefill token"),
+}
+"""Coefficients without a model, milliseconds: those of the reference experiments."""
+MOST_COUNT = 1 << 31
+"""Larger counts are no flags of a real server."""
+OPTION_TYPES: dict[str, Callable[[str], Any]] = {
+    "watermark": _number,
+    "draft_acceptance_rate": _number,
+    "scheduling_policy": str,
+    "speculative_method": str,
+}
 """Flags that do not take a whole number or a switch."""
 
 
@@ -126,7 +159,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     report = inside_report(trace, run, window_s, arguments.num_gaps, arguments.at, request)
     if arguments.perfetto:
         from_s, until_s = window_s or (0.0, run.end_s)
-        Path(arguments.perfetto).write_text(chrome_trace(trace, run, from_s, until_s))
+        _write(arguments.perfetto, chrome_trace(trace, run, from_s, until_s))
     if arguments.json:
         _print_json(report_document(trace, report) | {"flags": asdict(config)})
     else:
@@ -141,7 +174,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     alignment = _alignment(log, arguments, _trace(arguments)) if arguments.trace else None
     fit = _fit(log, arguments, alignment)
     if arguments.output:
-        Path(arguments.output).write_text(write_model(fit))
+        _write(arguments.output, write_model(fit))
     if arguments.json:
         _print_json(json.loads(write_model(fit)) | ({"alignment": _alignment_document(alignment)} if alignment else {}))
     else:
@@ -152,6 +185,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 def run_plan(arguments: argparse.Namespace) -> int:
     """Search the three flags and print the answer."""
     slo = _slo(arguments)
+    _check_output(arguments.output)
     trace = _trace(arguments)
     model, known = _model(arguments, trace)
     today = _config(arguments, known)
@@ -169,11 +203,11 @@ def run_plan(arguments: argparse.Namespace) -> int:
     print(file=sys.stderr)
     document = plan_json(plan, receipt_of(trace))
     if arguments.output:
-        Path(arguments.output).write_text(document)
+        _write(arguments.output, document)
     if arguments.json:
         print(document)
     else:
-        _print_plan(plan, today)
+        _print_plan(plan, today if arguments.steps else None)
     return OK if plan.best is not None else NOT_MET
 
 
@@ -185,10 +219,9 @@ def run_capacity(arguments: argparse.Namespace) -> int:
     config = _config(arguments, known)
     _say_unseen_prefixes(trace, config)
     warm_up()
-    headroom = find_headroom(trace, config, model.step_time, slo, on_point=_show_point)
-    replicas = find_replicas(
-        trace, config, model.step_time, slo, growth=arguments.growth, routing=Routing(arguments.routing)
-    )
+    step_time = model if isinstance(model, StepTime) else model.step_time
+    headroom = find_headroom(trace, config, step_time, slo, on_point=_show_point)
+    replicas = find_replicas(trace, config, step_time, slo, growth=arguments.growth, routing=Routing(arguments.routing))
     document = {
         "met_load": headroom.met.load if headroom.met else None,
         "missed_load": headroom.missed.load if headroom.missed else None,
@@ -220,15 +253,19 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_options(one)
     _add_flag_options(one)
     one.add_argument("--measured", help="what clients measured under these flags: vllm bench serve, or Parquet")
-    one.add_argument("--itl-ms", type=float, default=80.0, help="gap above which a stream counts as stalled")
+    one.add_argument("--itl-ms", type=_number, default=80.0, help="gap above which a stream counts as stalled")
     one.set_defaults(run=run_replay)
 
     inspect = commands.add_parser("inspect", help="look inside a replay: worst gaps and why, one request's life")
     inspect.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
-    inspect.add_argument("--request", type=int, metavar="ROW", help="why this one was late: data row, counted from 1")
-    inspect.add_argument("--window", type=float, nargs=2, metavar=("FROM", "TO"), help="seconds; the whole replay else")
-    inspect.add_argument("--at", type=float, metavar="S", help="list the steps around this second")
-    inspect.add_argument("--num-gaps", type=int, default=10, help="worst gaps to list")
+    inspect.add_argument(
+        "--request", type=_count, metavar="ROW", help="why this one was late: data row, counted from 1"
+    )
+    inspect.add_argument(
+        "--window", type=_number, nargs=2, metavar=("FROM", "TO"), help="seconds; the whole replay else"
+    )
+    inspect.add_argument("--at", type=_number, metavar="S", help="list the steps around this second")
+    inspect.add_argument("--num-gaps", type=_count, default=10, help="worst gaps to list")
     inspect.add_argument("--perfetto", metavar="OUT.json", help="write the window for ui.perfetto.dev")
     _add_model_options(inspect)
     _add_flag_options(inspect)
@@ -258,7 +295,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_options(capacity)
     _add_flag_options(capacity)
     _add_target_options(capacity)
-    capacity.add_argument("--growth", type=float, default=1.0, help="multiple of the trace's rate to size replicas for")
+    capacity.add_argument(
+        "--growth", type=_number, default=1.0, help="multiple of the trace's rate to size replicas for"
+    )
     capacity.add_argument("--routing", choices=[r.value for r in Routing], default=Routing.ROUND_ROBIN.value)
     capacity.set_defaults(run=run_capacity)
 
@@ -279,34 +318,34 @@ def _add_steps_options(parser: argparse.ArgumentParser) -> None:
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
     """Where the step-time model comes from."""
     parser.add_argument("--model", metavar="M.json", help="model written by planner calibrate")
-    parser.add_argument("--base-ms", type=float, default=8.0, help="time of every step")
-    parser.add_argument("--per-seq-ms", type=float, default=0.06, help="time per request in the step")
-    parser.add_argument("--per-prefill-token-ms", type=float, default=0.02, help="time per prefill token")
+    for name, (value, what) in BY_HAND_MS.items():
+        option = f"--{name.replace('_', '-')}-ms"
+        parser.add_argument(option, type=_number, help=f"time {what}, without a model (default {value:g})")
 
 
 def _add_flag_options(parser: argparse.ArgumentParser) -> None:
-    """VLLM's flags; what is not given comes from the step log, or is vLLM's default."""
+    """VLLM's flags; what is not given comes from the step log, or is vLLM's default for small devices."""
     group = parser.add_argument_group("vLLM's flags")
     for field in fields(EngineConfig):
         option = "--" + field.name.replace("_", "-")
         if isinstance(field.default, bool):
             group.add_argument(option, action=argparse.BooleanOptionalAction, default=None)
         else:
-            group.add_argument(option, type=OPTION_TYPES.get(field.name, int), default=None)
+            group.add_argument(option, type=OPTION_TYPES.get(field.name, _count), default=None)
 
 
 def _add_target_options(parser: argparse.ArgumentParser) -> None:
     """What is wanted, and what decides among the settings that give it."""
     group = parser.add_argument_group("targets")
-    group.add_argument("--itl-ms", type=float, required=True, help="target inter-token latency")
-    group.add_argument("--itl-percentile", type=float, default=99.0, help="of all gaps, pooled over requests")
-    group.add_argument("--worst-gap-ms", type=float, help="cap on the longest gap of any request")
-    group.add_argument("--ttft-ms", type=float, help="target time to first token")
-    group.add_argument("--ttft-percentile", type=float, default=99.0)
+    group.add_argument("--itl-ms", type=_number, required=True, help="target inter-token latency")
+    group.add_argument("--itl-percentile", type=_number, default=99.0, help="of all gaps, pooled over requests")
+    group.add_argument("--worst-gap-ms", type=_number, help="cap on the longest gap of any request")
+    group.add_argument("--ttft-ms", type=_number, help="target time to first token")
+    group.add_argument("--ttft-percentile", type=_number, default=99.0)
     group.add_argument("--objective", choices=[o.value for o in Objective], default=Objective.LOWEST_TTFT.value)
     group.add_argument(
         "--gpu-memory-gib",
-        type=float,
+        type=_number,
         default=80.0,
         help=f"device memory, decides vLLM's default flags ({'; '.join(tier.label for tier in GPU_TIERS)})",
     )
@@ -389,23 +428,34 @@ def _fit(log: StepLog, arguments: argparse.Namespace, alignment: Alignment | Non
 
 def _step_time(arguments: argparse.Namespace) -> StepTime:
     """The model given as a file or as three numbers."""
+    given = {name: getattr(arguments, f"{name}_ms") for name in BY_HAND_MS}
     if arguments.model:
+        if any(value is not None for value in given.values()):
+            raise BadPlan("command line", "give either --model or the times of a step, not both")
         return _saved_model(arguments.model).step_time
-    milliseconds = (arguments.base_ms, arguments.per_seq_ms, arguments.per_prefill_token_ms)
-    if min(milliseconds) < 0:
-        raise BadPlan("command line", "--base-ms, --per-seq-ms and --per-prefill-token-ms must not be negative")
-    return StepTime(*(round(value * 1e6) for value in milliseconds))
+    times_ms = [default if given[name] is None else given[name] for name, (default, _) in BY_HAND_MS.items()]
+    if min(times_ms) < 0 or max(times_ms) > 1e6:
+        raise BadPlan(
+            "command line", "--base-ms, --per-seq-ms and --per-prefill-token-ms must not be negative or hours"
+        )
+    if times_ms[0] == times_ms[1] == 0:
+        raise BadPlan("command line", "--base-ms and --per-seq-ms are both 0: steps must take time")
+    return StepTime(*(round(value * 1e6) for value in times_ms))
 
 
-def _model(arguments: argparse.Namespace, trace: RequestTrace) -> tuple[StepTimeFit | SavedModel, EngineConfig]:
+def _model(
+    arguments: argparse.Namespace, trace: RequestTrace
+) -> tuple[StepTimeFit | SavedModel | StepTime, EngineConfig]:
     """The model to plan with, and what its log says of today's flags."""
     if arguments.steps:
         log = read_steps(Path(arguments.steps), Path(arguments.steps).name, _answers(arguments))
         alignment = _alignment(log, arguments, trace) if arguments.align else None
         return _fit(log, arguments, alignment), flags_from_facts(log.facts)
-    if arguments.model:
-        return _saved_model(arguments.model), EngineConfig()
-    raise BadPlan("command line", "a plan needs --steps STEPLOG or --model M.json")
+    if not arguments.model and arguments.base_ms is None:
+        raise BadPlan("command line", "a plan needs --steps STEPLOG, --model M.json, or --base-ms and its companions")
+    step_time = _step_time(arguments)
+    print("Today's flags are those given here, vLLM's smallest defaults elsewhere; --steps reads them", file=sys.stderr)
+    return (_saved_model(arguments.model) if arguments.model else step_time), EngineConfig()
 
 
 def _saved_model(path: str) -> SavedModel:
@@ -417,18 +467,28 @@ def _saved_model(path: str) -> SavedModel:
 
 
 def _config(arguments: argparse.Namespace, known: EngineConfig) -> EngineConfig:
-    """`known`, with the flags given on the command line in place."""
-    given = {f.name: getattr(arguments, f.name) for f in fields(EngineConfig)}
-    return EngineConfig(**{**asdict(known), **{k: v for k, v in given.items() if v is not None}})
+    """`known`, with the flags given on the command line in place.
+
+    With a drafter that does not support it, vLLM turns asynchronous scheduling off unless it is asked for explicitly.
+    """
+    given = {f.name: value for f in fields(EngineConfig) if (value := getattr(arguments, f.name)) is not None}
+    drafter = DRAFTERS.get(given.get("speculative_method"))
+    if drafter is not None and not drafter.allows_async:
+        given.setdefault("async_scheduling", False)
+    return EngineConfig(**{**asdict(known), **given})
 
 
 def _slo(arguments: argparse.Namespace) -> Slo:
     """The targets given on the command line."""
-    if not arguments.itl_ms > 0:
-        raise BadPlan("command line", f"--itl-ms is {arguments.itl_ms}; a target must be above 0")
+    for name in ("itl_ms", "worst_gap_ms", "ttft_ms", "growth"):
+        value = getattr(arguments, name, None)
+        if value is not None and not value > 0:
+            raise BadPlan("command line", f"--{name.replace('_', '-')} is {value:g}; it must be above 0")
     for name in ("itl_percentile", "ttft_percentile"):
         if not 0 < getattr(arguments, name) <= 100:
             raise BadPlan("command line", f"--{name.replace('_', '-')} must be above 0 and at most 100")
+    if arguments.gpu_memory_gib < 0:
+        raise BadPlan("command line", f"--gpu-memory-gib is {arguments.gpu_memory_gib:g}; it must not be negative")
     return Slo(
         itl_s=arguments.itl_ms / 1e3,
         itl_percentile=arguments.itl_percentile / 100,
@@ -436,6 +496,20 @@ def _slo(arguments: argparse.Namespace) -> Slo:
         ttft_s=None if arguments.ttft_ms is None else arguments.ttft_ms / 1e3,
         ttft_percentile=arguments.ttft_percentile / 100,
     )
+
+
+def _check_output(path: str | None) -> None:
+    """Refuse an output that cannot be written before any work is done for it."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise BadPlan(path, "cannot be written: its folder does not exist")
+
+
+def _write(path: str, text: str) -> None:
+    """Write a result."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as fault:
+        raise BadPlan(path, f"cannot be written: {fault}") from fault
 
 
 def _show_progress(num_done: int, num_planned: int, newest: Candidate | None) -> None:
@@ -533,7 +607,9 @@ def _print_replay(trace: RequestTrace, run: Replay, summary: Summary) -> None:
     if summary.num_never_run:
         rows = ", ".join(str(row + 1) for row in trace.source_row[run.never_runs][:10])
         print(f"{summary.num_never_run:,} requests can never run under these flags (data rows {rows}).")
-    if summary.is_unstable:
+    if summary.outcome != "done":
+        print(f"{summary.outcome.replace('_', ' ').capitalize()}: the others wait for ever; latencies leave them out.")
+    elif summary.is_unstable:
         print("Unstable: the queue grows for as long as the trace lasts; the latencies depend on its length.")
     for name, spread in (
         ("ITL, pooled gaps", summary.itl),
@@ -595,26 +671,33 @@ def _print_fit(fit: StepTimeFit) -> None:
     )
 
 
-def _print_plan(plan: Recommendation, today: EngineConfig) -> None:
-    """The answer, for people."""
+def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
+    """The answer, for people; `today` where a log states what really runs today."""
     print(verdict(plan).sentence)
     if plan.probability_met is not None:
         print(f"Met under {100 * plan.probability_met:.0f} % of the draws of the fitted coefficients.")
     if plan.best is not None:
-        print(f"\n{serve_command(plan.best.engine_config, today)}\n")
+        if today is not None:
+            print(f"\nChange these flags of today's command:\n{serve_command(plan.best.engine_config, today)}")
+        print(f"\nIn full:\n{serve_command(plan.best.engine_config)}\n")
     print(f"Target: {slo_sentence(plan.slo, plan.objective)}")
     print(f"Why: {' '.join([binding_constraint(plan), *no_op_flags(plan)])}")
     if plan.extrapolated_share:
         print(f"{100 * plan.extrapolated_share:.1f} % of the steps lie outside the calibrated range.")
-    columns = [("today", plan.today), ("recommended", plan.best or plan.closest), ("vLLM default", plan.vllm_default)]
+    config = plan.today.engine_config
+    print(f"Simulated: {'; '.join(rules_in_force(config))}; KV cache of {config.num_kv_tokens:,} tokens.")
+    answer = ("recommended", plan.best) if plan.best is not None else ("closest", plan.closest)
+    columns = [("today", plan.today), answer, ("vLLM default", plan.vllm_default)]
     for name, candidate in columns:
         summary = candidate.summary
         c = candidate.engine_config
         print(
             f"{name:13} {c.max_num_batched_tokens:6} / {c.max_num_seqs:4} / {c.long_prefill_token_threshold:5}  "
             f"ITL p50 {seconds(summary.itl.p50_s)}, p99 {seconds(summary.itl.p99_s)}, "
-            f"worst {seconds(summary.itl.max_s)}; TTFT p50 {seconds(summary.ttft.p50_s)}, "
+            f"worst {seconds(summary.itl.max_s)}, stalled {seconds(summary.stalled_s)}; "
+            f"TTFT p50 {seconds(summary.ttft.p50_s)}, "
             f"p99 {seconds(summary.ttft.p99_s)}; {summary.num_preemptions:,} preemptions"
+            + ("; unstable, these depend on the length of the trace" if summary.is_unstable else "")
         )
     reasons: dict[str, int] = {}
     for _, rejection in plan.losers:

@@ -1,6 +1,7 @@
 """A chosen configuration in the forms people start vLLM with. Nothing is decided here."""
 
 import json
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -116,12 +117,12 @@ def receipt_of(trace: RequestTrace) -> dict[str, Any] | None:
 
 
 def without_nan(value: Any) -> Any:
-    """The same document with NaN as null, since JSON has no NaN."""
+    """The same document with NaN and infinities as null, since JSON has neither."""
     if isinstance(value, dict):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and value != value else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:

@@ -287,6 +287,8 @@ def _ttft_growth(run: Replay) -> float:
     if len(waits_s) < MIN_REQUESTS_TO_JUDGE_STABILITY or span_s == 0.0:
         return 0.0
     tenth = len(waits_s) // 10
-    last_s = float(np.nanmean(waits_s[-tenth:]))
-    middle_s = float(np.nanmean(waits_s[len(waits_s) // 2 - tenth : len(waits_s) // 2]))
+    last, middle = waits_s[-tenth:], waits_s[len(waits_s) // 2 - tenth : len(waits_s) // 2]
+    if np.isnan(last).all() or np.isnan(middle).all():
+        return float("inf")  # nobody there ever got a token
+    last_s, middle_s = float(np.nanmean(last)), float(np.nanmean(middle))
     return last_s / span_s if last_s > 1.5 * middle_s else 0.0

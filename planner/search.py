@@ -148,15 +148,10 @@ def recommend(
         decode_s = decode_step_s(step_time, num_seqs, kv_tokens)
         budget = closed_form_budget(step_time, slo.itl_s, num_seqs, kv_tokens)
         space = space or default_space(today, budget, default_flags, longest_sequence(trace))
-        usual = replace(
-            today,
-            max_num_batched_tokens=default_flags[0],
-            max_num_seqs=default_flags[1],
-            long_prefill_token_threshold=0,
-        )
+        usual = vllm_default(today, default_flags)
         load = offered_load(trace, step_time, max(space.max_num_batched_tokens))
         # Overloaded beyond doubt: what cannot be carried is shown under a few settings, not under all.
-        tried = _most_efficient(space) if load > HOPELESS_LOAD else space
+        tried = _most_efficient(space) if load > HOPELESS_LOAD and now.summary.is_unstable else space
         replays.run_all(_outward(_configs(tried, today, usual), budget or min(space.max_num_batched_tokens)))
         candidates = replays.in_order()
         fitting = [c for c in candidates if c.meets]
@@ -187,6 +182,28 @@ def recommend(
         trace_digest=trace.digest,
         num_replays=replays.num_done,
     )
+
+
+def vllm_default(today: EngineConfig, default_flags: tuple[int, int]) -> EngineConfig:
+    """Today's settings with the three flags as vLLM would choose them by itself.
+
+    Where even those would not start beside the other settings, today's flags.
+
+    Source
+    ------
+    vLLM 0.32, EngineArgs: a defaulted budget is raised to `max_model_len` when chunked prefill is off, defaulted seats
+    are lowered to the budget.
+    """
+    budget, num_seqs = default_flags
+    if not today.enable_chunked_prefill and today.max_model_len is not None:
+        budget = max(budget, today.max_model_len)
+    usual = replace(
+        today,
+        max_num_batched_tokens=budget,
+        max_num_seqs=min(num_seqs, budget),
+        long_prefill_token_threshold=0,
+    )
+    return today if flag_faults(usual) else usual
 
 
 def decode_step_s(step_time: StepTime, num_seqs: float, kv_decode_tokens: float) -> float:
@@ -418,7 +435,7 @@ def _rank(candidate: Candidate, objective: Objective, today: EngineConfig) -> tu
 
 def _distance(candidate: Candidate) -> tuple[float, ...]:
     """Sort key among candidates that miss something: stable ones first, then by the worst overshoot."""
-    overshoot = max(v.measured / v.limit for v in candidate.violations)
+    overshoot = max((v.measured / v.limit for v in candidate.violations if v.limit > 0), default=float("inf"))
     return (candidate.summary.is_unstable, overshoot, *_order(candidate.engine_config))
 
 
@@ -427,10 +444,15 @@ def _rejection(candidate: Candidate, best: Candidate | None, objective: Objectiv
     if candidate.violations or best is None:
         return candidate.violations[0]
     own, other = candidate.summary, best.summary
-    if objective is Objective.LOWEST_TTFT:
-        waits = own.ttft_at_percentile_s, other.ttft_at_percentile_s
-        return Rejection(Reason.LATER_TOKENS, *waits, "s", slo.ttft_percentile)
-    if objective is Objective.MOST_HEADROOM:
-        gaps = own.itl_at_percentile_s, other.itl_at_percentile_s
-        return Rejection(Reason.LARGER_GAPS, *gaps, "s", slo.itl_percentile)
-    return Rejection(Reason.LESS_THROUGHPUT, own.output_tokens_per_s, other.output_tokens_per_s, "tokens/s")
+    rejection = {
+        Objective.LOWEST_TTFT: Rejection(
+            Reason.LATER_TOKENS, own.ttft_at_percentile_s, other.ttft_at_percentile_s, "s", slo.ttft_percentile
+        ),
+        Objective.MOST_HEADROOM: Rejection(
+            Reason.LARGER_GAPS, own.itl_at_percentile_s, other.itl_at_percentile_s, "s", slo.itl_percentile
+        ),
+        Objective.HIGHEST_THROUGHPUT: Rejection(
+            Reason.LESS_THROUGHPUT, own.output_tokens_per_s, other.output_tokens_per_s, "tokens/s"
+        ),
+    }[objective]
+    return replace(rejection, reason=Reason.NO_BETTER) if rejection.measured == rejection.limit else rejection

@@ -24,49 +24,82 @@ class Verdict:
 
 
 def verdict(plan: Recommendation) -> Verdict:
-    """Whether the targets can be met, by how much, and what today's flags give."""
+    """Whether the targets can be met, by how much, what today's flags give, and what the answer leaves out."""
+    kind, sentence = _judged(plan)
+    summary = plan.closest.summary
+    if summary.num_never_run:
+        sentence += (
+            f" {summary.num_never_run:,} of {summary.num_requests:,} requests can never run in this KV cache and "
+            "context length; they are left out."
+        )
+    return Verdict(kind, sentence)
+
+
+def _judged(plan: Recommendation) -> tuple[str, str]:
+    """Kind and sentence, for the requests that can run."""
     if plan.best is not None:
-        return Verdict("met", _met_sentence(plan, plan.best))
+        return "met", _met_sentence(plan, plan.best)
     closest = plan.closest
+    if all(c.summary.outcome != "done" for c in plan.candidates):
+        return "unstable", f"Stalled under every setting tried: {rejection_sentence(closest.violations[0])}."
     if all(c.summary.is_unstable for c in plan.candidates):
         load = f"offered load is at least {plan.offered_load:.2f} × capacity, and " if plan.offered_load > 1 else ""
-        return Verdict(
-            "unstable",
+        return "unstable", (
             f"Unstable: {load}under every setting tried the queue grows for as long as the trace lasts "
             f"(first tokens come up to {seconds(closest.summary.ttft.max_s)} late). "
-            "One replica cannot carry this load; no precise latency can be given.",
+            "One replica cannot carry this load; no precise latency can be given."
         )
-    if plan.closed_form_budget is None:
-        return Verdict(
-            "missed",
+    if plan.closed_form_budget is None and any(v.reason is Reason.ITL for v in closest.violations):
+        return "missed", (
             f"Missed by every setting: a step that decodes {plan.typical_num_seqs:.0f} requests and prefills at all "
-            f"takes longer than the {seconds(plan.slo.itl_s)} target (d = {seconds(plan.typical_decode_s)}).",
+            f"takes longer than the {seconds(plan.slo.itl_s)} target (d = {seconds(plan.typical_decode_s)})."
         )
     reasons = "; ".join(rejection_sentence(v) for v in closest.violations)
-    return Verdict("missed", f"Missed by every setting tried. The closest is {flags_in_words(closest)}: {reasons}.")
+    return "missed", f"Missed by every setting tried. The closest is {flags_in_words(closest)}: {reasons}."
 
 
 def _met_sentence(plan: Recommendation, best: Candidate) -> str:
     """The sentence of a met target."""
-    name = f"p{100 * plan.slo.itl_percentile:g} token gap"
-    gap, today = best.summary.itl_at_percentile_s, plan.today.summary.itl_at_percentile_s
-    head = f"Met: {name} {seconds(gap)} against {seconds(plan.slo.itl_s)} on this traffic"
+    slo, now = plan.slo, plan.today.summary
+    gap = best.summary.itl_at_percentile_s
+    head = f"Met: p{100 * slo.itl_percentile:g} token gap {seconds(gap)} against {seconds(slo.itl_s)} on this traffic"
+    if best.summary.num_gaps == 0:
+        head = "Met: every request has one output token, so there are no token gaps to judge"
     if best.engine_config == plan.today.engine_config:
         return f"{head} with today's flags; nothing that was tried is better."
-    ttft, ttft_today = best.summary.ttft_at_percentile_s, plan.today.summary.ttft_at_percentile_s
-    price = f"TTFT p{100 * plan.slo.ttft_percentile:g} {seconds(ttft)} instead of {seconds(ttft_today)}"
+    gain, price = _gain(plan, best)
+    if best.summary.itl.max_s > now.itl.max_s:
+        price += f", and the worst gap grows from {seconds(now.itl.max_s)} to {seconds(best.summary.itl.max_s)}"
     if plan.today.meets:
-        gain = 1 - ttft / ttft_today
         advice = f"The change gives {price}." if gain >= WORTHWHILE else f"No need to change: at best {price}."
-        return f"{head}; today's flags meet it too ({seconds(today)}). {advice}"
+        return f"{head}; today's flags meet it too ({seconds(now.itl_at_percentile_s)}). {advice}"
     why = "; ".join(rejection_sentence(v) for v in plan.today.violations)
-    return f"{head}; today's flags miss it ({why}). {price}."
+    return f"{head}; today's flags miss it ({why}). The change gives {price}."
+
+
+def _gain(plan: Recommendation, best: Candidate) -> tuple[float, str]:
+    """What the objective gains over today's flags, as a share and in words; the price in TTFT is always said."""
+    own, now = best.summary, plan.today.summary
+    percentile = f"p{100 * plan.slo.ttft_percentile:g}"
+    ttft = f"TTFT {percentile} {seconds(own.ttft_at_percentile_s)} instead of {seconds(now.ttft_at_percentile_s)}"
+    if plan.objective is Objective.MOST_HEADROOM:
+        share = 1 - own.itl_at_percentile_s / now.itl_at_percentile_s if now.itl_at_percentile_s > 0 else 0.0
+        gap = f"{seconds(own.itl_at_percentile_s)} instead of {seconds(now.itl_at_percentile_s)}"
+        return share, f"a p{100 * plan.slo.itl_percentile:g} token gap of {gap}, {ttft}"
+    if plan.objective is Objective.HIGHEST_THROUGHPUT:
+        share = own.output_tokens_per_s / now.output_tokens_per_s - 1
+        return share, f"{own.output_tokens_per_s:,.0f} tokens/s instead of {now.output_tokens_per_s:,.0f}, {ttft}"
+    return 1 - own.ttft_at_percentile_s / now.ttft_at_percentile_s, ttft
 
 
 def rejection_sentence(rejection: Rejection) -> str:
     """One reason in words, measured against limit."""
     if rejection.reason is Reason.UNSTABLE:
         return "unstable, the queue grows for as long as the trace lasts"
+    if rejection.reason is Reason.STALLED:
+        return f"stalled, {rejection.measured:,.0f} requests wait for ever; latencies are those of the others"
+    if rejection.reason is Reason.NO_BETTER:
+        return "meets the targets, no better by the objective"
     percentile = "" if rejection.percentile is None else f"p{100 * rejection.percentile:g} "
     what = {
         Reason.ITL: f"{percentile}token gap",
@@ -85,6 +118,8 @@ def binding_constraint(plan: Recommendation) -> str:
     """What keeps the answer from being better, in a sentence."""
     if plan.best is None:
         return "No setting meets the targets: see what the closest one misses."
+    if plan.objective is not Objective.LOWEST_TTFT:
+        return "The objective decides: nothing that was tried and meets the targets does better by it."
     best_ttft = plan.best.summary.ttft_at_percentile_s
     tempting = [
         candidate

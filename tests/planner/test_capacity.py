@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from traces_by_hand import chat_trace
 
-from planner.capacity import RELATIVE_WIDTH, Routing, find_headroom, find_replicas, load_curve, scale_load, split
+from planner.capacity import RELATIVE_WIDTH, Routing, find_headroom, find_replicas, scale_load, split
 from planner.engine_config import EngineConfig
 from planner.slo import Slo
 from planner.step_time import StepTime
@@ -30,13 +30,6 @@ def test_without_a_breaking_point():
     lone = chat_trace(2)
     assert find_headroom(lone, CONFIG, STEP_TIME, Slo(itl_s=9.0)).missed is None
     assert find_headroom(lone, CONFIG, STEP_TIME, Slo(itl_s=1e-4)).met is None
-
-
-def test_load_curve_keeps_the_order_asked_for():
-    trace = chat_trace(100)
-    points = load_curve(trace, CONFIG, STEP_TIME, SLO, (2.0, 0.5))
-    assert [p.load for p in points] == [2.0, 0.5]
-    assert points[0].candidate.summary.ttft.p50_s > points[1].candidate.summary.ttft.p50_s
 
 
 def test_scaling_keeps_the_requests():

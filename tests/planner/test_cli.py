@@ -115,9 +115,16 @@ def test_a_target_that_no_setting_meets_ends_with_3(capsys, trace_file, tmp_path
         (["replay", "{trace}", "--base-ms", "-1"], "must not be negative"),
         (["replay", "{trace}", "--model", "absent.json"], "cannot be read"),
         (["replay", "{trace}", "--arrival-unit", "hours"], "arrival_unit"),
-        (["plan", "{trace}", "--itl-ms", "80"], "needs --steps STEPLOG or --model"),
+        (["plan", "{trace}", "--itl-ms", "80"], "needs --steps STEPLOG, --model M.json"),
         (["plan", "{trace}", "--model", "m", "--itl-ms", "0"], "must be above 0"),
         (["calibrate", "{trace}"], "trace"),
+        (["replay", "{trace}", "--base-ms", "0", "--per-seq-ms", "0"], "steps must take time"),
+        (["replay", "{trace}", "--model", "m.json", "--base-ms", "8"], "either --model or the times"),
+        (["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--ttft-ms", "0"], "--ttft-ms is 0"),
+        (["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--worst-gap-ms", "-5"], "must be above 0"),
+        (["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--gpu-memory-gib", "-1"], "not be negative"),
+        (["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "-o", "absent/plan.json"], "folder does not exist"),
+        (["capacity", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--growth", "-1"], "must be above 0"),
         (["inspect", "{trace}", "--request", "151"], "no such data row"),
         (["inspect", "{trace}", "--window", "5", "1"], "the first before the second"),
     ],
@@ -129,11 +136,56 @@ def test_bad_input_ends_with_2_and_says_why_on_standard_error(capsys, trace_file
     assert words in err
 
 
-def test_bad_usage_ends_with_2(capsys):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["replay"],
+        ["replay", "t", "--base-ms", "nan"],
+        ["plan", "t", "--itl-ms", "inf"],
+        ["replay", "t", "--max-num-batched-tokens", "99999999999999999999999"],
+    ],
+)
+def test_bad_usage_ends_with_2(capsys, arguments):
     with pytest.raises(SystemExit) as end:
-        main(["replay"])
+        main(arguments)
     assert end.value.code == 2
     assert capsys.readouterr().out == ""
+
+
+def test_requests_that_never_run_are_in_the_sentence(capsys, trace_file):
+    given = ("plan", trace_file, "--base-ms", 8, "--itl-ms", 80, "--num-gpu-blocks", 100)
+    _, out, _ = run(capsys, *given)
+    assert "requests can never run in this KV cache" in out
+    assert "KV cache of 1584 tokens" in out or "KV cache of 1,584 tokens" in out
+
+
+def test_defaults_that_vllm_would_not_take_are_lowered(capsys, trace_file):
+    """Chunked prefill off raises a defaulted budget; seats above the budget are lowered."""
+    off = ("--no-enable-chunked-prefill", "--max-model-len", 16_384, "--max-num-batched-tokens", 16_384)
+    code, out, _ = run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 800, "--json", *off)
+    assert code == 0
+    assert json.loads(out)["vllm_default"]["flags"]["max_num_batched_tokens"] == 16_384
+
+
+def test_a_drafter_without_async_turns_it_off(capsys, trace_file):
+    drafts = ("--speculative-method", "ngram", "--num-speculative-tokens", 3)
+    code, out, _ = run(capsys, "replay", trace_file, *drafts, "--json")
+    assert code == 0
+    assert json.loads(out)["flags"]["async_scheduling"] is False
+    code, _, err = run(capsys, "replay", trace_file, *drafts, "--async-scheduling")
+    assert code == 2
+    assert "not supported" in err
+
+
+def test_a_stall_is_called_so(capsys, trace_file):
+    """A prompt that does not fit the budget in one piece blocks everybody behind it."""
+    off = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", 2048)
+    code, out, _ = run(capsys, "replay", trace_file, *off)
+    assert code == 0
+    assert "Stalled: the others wait for ever" in out
+    _, out, _ = run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 80, *off, "--json")
+    reasons = {loser["reason"] for loser in json.loads(out)["losers"]}
+    assert "stalled" in reasons
 
 
 def test_a_file_that_needs_an_answer_names_the_option(capsys, tmp_path):

@@ -71,7 +71,8 @@ def test_todays_flags_miss_and_the_choice_meets():
     assert found.closed_form_budget == closed_form_budget(STEP_TIME, 0.08, found.typical_num_seqs, 0.0)
     assert len(found.losers) == len(found.candidates) - 1
     for candidate, rejection in found.losers:
-        assert (rejection.reason is Reason.LATER_TOKENS) == candidate.meets
+        assert (rejection.reason in (Reason.LATER_TOKENS, Reason.NO_BETTER)) == candidate.meets
+        assert (rejection.reason is Reason.NO_BETTER) == (rejection.measured == rejection.limit)
         assert rejection.measured >= rejection.limit
 
 
@@ -110,6 +111,15 @@ def test_a_hopeless_load_is_not_searched_to_the_end():
     assert found.offered_load > 1.1
     assert found.num_replays <= 4
     assert all(c.summary.is_unstable for c in found.candidates)
+
+
+def test_a_short_burst_is_searched_all_the_same():
+    """Nine requests within 50 ms offer far more than capacity for a moment; a small budget still meets the target."""
+    burst = trace_of(*[(i * 0.005, 500, 50) for i in range(8)], (0.05, 32_000, 20))
+    found = plan(burst, slo=Slo(itl_s=0.08, worst_gap_s=0.08), space=None)
+    assert found.offered_load > 1.1
+    assert found.best is not None
+    assert found.best.summary.itl.max_s <= 0.08
 
 
 def test_worst_gap_and_ttft_targets_count():

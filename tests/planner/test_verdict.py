@@ -6,7 +6,7 @@ import pytest
 from traces_by_hand import chat_trace
 
 from planner.engine_config import EngineConfig
-from planner.search import SearchSpace, recommend
+from planner.search import Objective, SearchSpace, recommend
 from planner.slo import Slo
 from planner.step_time import StepTime
 from planner.verdict import binding_constraint, no_op_flags, seconds, slo_sentence, verdict
@@ -15,9 +15,17 @@ TODAY = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=64, num_gpu_block
 SPACE = SearchSpace((512, 1024, 2048, 8192), (64,), (0,))
 
 
-def plan(itl_s=0.08, today=TODAY, trace=None, space=SPACE):
+def plan(itl_s=0.08, today=TODAY, trace=None, space=SPACE, objective=Objective.LOWEST_TTFT):
     step_time = StepTime(8_000_000, 60_000, 60_000)
-    return recommend(trace or chat_trace(), step_time, today, Slo(itl_s=itl_s), default_flags=(8192, 1024), space=space)
+    return recommend(
+        trace or chat_trace(),
+        step_time,
+        today,
+        Slo(itl_s=itl_s),
+        default_flags=(8192, 1024),
+        space=space,
+        objective=objective,
+    )
 
 
 def test_met_where_today_misses():
@@ -61,6 +69,24 @@ def test_overload_is_unstable_and_no_latency_is_promised():
     said = verdict(plan(trace=chat_trace(400, rate_rps=60.0)))
     assert said.kind == "unstable"
     assert "no precise latency" in said.sentence
+
+
+def test_a_growing_worst_gap_is_said():
+    found = plan()
+    worse = replace(found.today.summary, itl=replace(found.today.summary.itl, max_s=0.001))
+    sentence = verdict(replace(found, today=replace(found.today, summary=worse))).sentence
+    assert f"the worst gap grows from 1 ms to {seconds(found.best.summary.itl.max_s)}" in sentence
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [(Objective.MOST_HEADROOM, "a p99 token gap of"), (Objective.HIGHEST_THROUGHPUT, "tokens/s instead of")],
+)
+def test_the_gain_is_the_objectives(objective, words):
+    found = plan(itl_s=0.3, objective=objective)
+    assert words in verdict(found).sentence
+    assert "TTFT p99" in verdict(found).sentence
+    assert binding_constraint(found).startswith("The objective decides")
 
 
 def test_targets_in_a_sentence():

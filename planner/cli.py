@@ -48,7 +48,7 @@ from traces.errors import InputError
 from traces.measured import read_measured
 from traces.read import read_steps, read_trace
 from traces.requests import RequestTrace
-from traces.steps import StepLog
+from traces.steps import ServerFacts, StepLog
 
 OK, BAD_INPUT, NOT_MET = 0, 2, 3
 
@@ -324,7 +324,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag_options(parser: argparse.ArgumentParser) -> None:
-    """VLLM's flags; what is not given comes from the step log, or is vLLM's default for small devices."""
+    """VLLM's flags; what is not given comes from the step log, or is vLLM's default."""
     group = parser.add_argument_group("vLLM's flags")
     for field in fields(EngineConfig):
         option = "--" + field.name.replace("_", "-")
@@ -446,16 +446,20 @@ def _step_time(arguments: argparse.Namespace) -> StepTime:
 def _model(
     arguments: argparse.Namespace, trace: RequestTrace
 ) -> tuple[StepTimeFit | SavedModel | StepTime, EngineConfig]:
-    """The model to plan with, and what its log says of today's flags."""
+    """The model to plan with, and what its log says of today's flags; elsewhere vLLM's defaults on this GPU."""
+    usual = default_flags(arguments.gpu_memory_gib)
     if arguments.steps:
         log = read_steps(Path(arguments.steps), Path(arguments.steps).name, _answers(arguments))
         alignment = _alignment(log, arguments, trace) if arguments.align else None
-        return _fit(log, arguments, alignment), flags_from_facts(log.facts)
+        return _fit(log, arguments, alignment), flags_from_facts(log.facts, usual)
     if not arguments.model and arguments.base_ms is None:
         raise BadPlan("command line", "a plan needs --steps STEPLOG, --model M.json, or --base-ms and its companions")
     step_time = _step_time(arguments)
-    print("Today's flags are those given here, vLLM's smallest defaults elsewhere; --steps reads them", file=sys.stderr)
-    return (_saved_model(arguments.model) if arguments.model else step_time), EngineConfig()
+    said = (
+        f"Today's flags are those given here, and vLLM's defaults for {arguments.gpu_memory_gib:g} GiB; a log has them."
+    )
+    print(said, file=sys.stderr)
+    return (_saved_model(arguments.model) if arguments.model else step_time), flags_from_facts(ServerFacts(), usual)
 
 
 def _saved_model(path: str) -> SavedModel:

@@ -205,10 +205,22 @@ def default_flags(memory_gib: float) -> tuple[int, int]:
     return tier.max_num_batched_tokens, tier.max_num_seqs
 
 
-def flags_from_facts(facts: ServerFacts) -> EngineConfig:
-    """Today's settings as far as a server log states them; the rest is the default."""
+def flags_from_facts(facts: ServerFacts, usual: tuple[int, int] | None = None) -> EngineConfig:
+    """Today's settings as far as a server log states them; the rest is the default.
+
+    Parameters
+    ----------
+    facts : ServerFacts
+    usual : (int, int), optional
+        vLLM's default budget and seats on this GPU, for those that the log does not state; vLLM lowers defaulted
+        seats to the budget.
+    """
     names = [f.name for f in fields(EngineConfig) if hasattr(facts, f.name)]
-    return EngineConfig(**{name: value for name in names if (value := getattr(facts, name)) is not None})
+    stated = {name: value for name in names if (value := getattr(facts, name)) is not None}
+    if usual is not None:
+        budget = stated.setdefault("max_num_batched_tokens", usual[0])
+        stated.setdefault("max_num_seqs", min(usual[1], budget))
+    return EngineConfig(**stated)
 
 
 def changed_flags(today: EngineConfig, other: EngineConfig) -> tuple[str, ...]:

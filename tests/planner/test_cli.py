@@ -202,7 +202,8 @@ def test_capacity_says_where_it_breaks(capsys, trace_file, tmp_path):
     model = tmp_path / "m.json"
     step_time = {"base_ns": 8_000_000, "per_seq_ns": 60_000, "per_prefill_token_ns": 60_000}
     model.write_text(json.dumps({"version": 1, "step_time": step_time}))
-    given = ("capacity", trace_file, "--model", model, "--itl-ms", 140, "--growth", 4)
+    flags = ("--max-num-batched-tokens", 2048, "--max-num-seqs", 256)
+    given = ("capacity", trace_file, "--model", model, "--itl-ms", 140, "--growth", 4, *flags)
     code, out, err = run(capsys, *given, "--json")
     document = json.loads(out)
     assert code == 0

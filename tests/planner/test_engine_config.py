@@ -88,3 +88,11 @@ def test_todays_flags_come_from_the_log():
         "block_size",
         "enable_prefix_caching",
     )
+
+
+def test_what_the_log_does_not_state_is_vllms_default_on_this_gpu():
+    """Defaulted seats are lowered to the budget, as vLLM does."""
+    config = flags_from_facts(ServerFacts(max_num_batched_tokens=512), (8192, 1024))
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (512, 512)
+    config = flags_from_facts(ServerFacts(), (8192, 1024))
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (8192, 1024)

@@ -76,6 +76,7 @@ def scale_load(trace: RequestTrace, load: float) -> RequestTrace:
         output_tokens=trace.output_tokens,
         source_row=trace.source_row,
         priority=trace.priority,
+        max_tokens=trace.max_tokens,
         prefix_hashes=trace.prefix_hashes,
         receipt=trace.receipt,
     )
@@ -172,6 +173,7 @@ def _part(trace: RequestTrace, index: npt.NDArray[np.intp]) -> RequestTrace:
         output_tokens=trace.output_tokens[index],
         source_row=trace.source_row[index],
         priority=None if trace.priority is None else trace.priority[index],
+        max_tokens=None if trace.max_tokens is None else trace.max_tokens[index],
         prefix_hashes=hashes,
     )
 

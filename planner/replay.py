@@ -98,8 +98,9 @@ def replay(
 ) -> Replay:
     """Replay `trace` through vLLM's scheduler and return when each token appeared.
 
-    Every request is taken to end on its length limit (`max_tokens` = its output tokens), which the
-    scheduler foresees. A request that can never run is left out and marked, the rest is replayed.
+    A request whose output reaches its `max_tokens` ends on a length limit, which the scheduler foresees; one that ends
+    before, on a stop token, which it does not. Without `max_tokens` every request ends on its limit. A request that
+    can never run is left out and marked, the rest is replayed.
 
     Parameters
     ----------
@@ -355,6 +356,8 @@ def request_rows(trace: RequestTrace, index: npt.NDArray[np.intp]) -> npt.NDArra
     rows["prompt_tokens"] = rows["num_known"] = trace.prompt_tokens[index]
     rows["output_tokens"] = rows["max_tokens"] = trace.output_tokens[index]
     rows["accept_offset"] = index
+    if trace.max_tokens is not None:
+        rows["max_tokens"] = trace.max_tokens[index]
     if trace.priority is not None:
         rows["priority"] = trace.priority[index]
     for name in ("first_scheduled_ns", "first_token_ns", "last_token_ns", "worst_gap_ns"):

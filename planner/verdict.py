@@ -211,7 +211,7 @@ def rules_in_force(config: EngineConfig) -> tuple[str, ...]:
         f"vLLM {VLLM_VERSION} V1 scheduler, {policy}",
         *(f"{name}: {'on' if is_on else 'off'}" for name, is_on in switches.items()),
         *drafts,
-        "every request ends on its length limit (output tokens = max_tokens)",
+        "requests end on their length limit, foreseen, or on a stop token where the trace's max_tokens says so",
     )
 
 
@@ -225,7 +225,7 @@ def unseen_prefixes(trace: RequestTrace, config: EngineConfig) -> str | None:
 def not_simulated() -> tuple[str, ...]:
     """What vLLM has and the replay has not."""
     return (
-        "stop tokens (output lengths count as foreseen), aborted requests",
+        "aborted requests",
         "encoder inputs, LoRA limits, KV connectors, hybrid and Mamba caches, pipeline and data parallelism",
     )
 

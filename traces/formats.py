@@ -56,8 +56,9 @@ UNUSED_COLUMNS = {
 """Columns that mean something for serving and that the trace does not carry."""
 
 PRIORITY_NAMES = ("priority",)
+LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
 HASH_NAMES = ("hash_ids", "prefix_hashes")
-"""Columns that a trace may have; the second are lists, one id per block of prompt tokens."""
+"""Columns that a trace may have; the last are lists, one id per block of prompt tokens."""
 
 STEP_COLUMNS = {
     "step_time": (
@@ -105,13 +106,15 @@ class TraceColumns:
     """What the user must know about this choice."""
     priority: str | None = None
     """Name of the column with priorities."""
+    limit: str | None = None
+    """Name of the column with the most output tokens each request asked for."""
     hashes: str | None = None
     """Name of the column with prefix hashes."""
 
     @property
     def all(self) -> tuple[str, ...]:
         """Every column that is read."""
-        optional = (name for name in (self.priority, self.hashes) if name is not None)
+        optional = (name for name in (self.priority, self.limit, self.hashes) if name is not None)
         return (self.arrival, self.prompt, self.output, *optional)
 
 
@@ -187,6 +190,7 @@ def recognise_trace(schema: pa.Schema, form: str, answers: ReadAnswers, file_nam
         stated,
         tuple(notices),
         priority=_optional(schema, PRIORITY_NAMES, is_list=False),
+        limit=_optional(schema, LIMIT_NAMES, is_list=False),
         hashes=hashes,
     )
 

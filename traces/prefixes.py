@@ -1,4 +1,4 @@
-"""Optional columns of a request trace: priorities, and what the prompts have in common."""
+"""Optional columns of a request trace: priorities, output limits, and what the prompts have in common."""
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,27 @@ def priorities(column: pa.ChunkedArray, name: str) -> tuple[npt.NDArray[np.int64
         return None, f"column {name!r} is not used: {values.null_count:,} rows have no priority"
     text = f'column {name!r} is read as priority, lower runs first; it acts under the scheduling policy "priority"'
     return values.to_numpy().astype(np.int64), text
+
+
+def output_limits(
+    column: pa.ChunkedArray, name: str, output_tokens: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64] | None, str]:
+    """Output limits as whole numbers, or None; with what the user must know."""
+    why = None
+    try:
+        values = pc.cast(column, pa.int64())
+    except pa.ArrowException:
+        why = "a limit is a whole number"
+    else:
+        if values.null_count:
+            why = f"{values.null_count:,} rows have no limit"
+        elif (values.to_numpy() < output_tokens).any():
+            why = "some rows have more output tokens than their limit"
+    if why is not None:
+        return None, f"column {name!r} is not used: {why}; every request is taken to end on its length limit"
+    limits = values.to_numpy().astype(np.int64)
+    num_stopped = int((limits > output_tokens).sum())
+    return limits, f"column {name!r} is read as max_tokens: {num_stopped:,} requests end before it, on a stop token"
 
 
 def prefix_hashes(

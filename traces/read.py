@@ -19,7 +19,7 @@ from traces.checks import (
 )
 from traces.errors import BadData, NeedsAnswer, Problem, Question, UnreadableFile
 from traces.formats import STEP_ROLES_NEEDED, StepColumns, TraceColumns, recognise_steps, recognise_trace
-from traces.prefixes import prefix_hashes, priorities
+from traces.prefixes import output_limits, prefix_hashes, priorities
 from traces.receipt import Dropped, Receipt
 from traces.requests import RequestTrace
 from traces.server_log import LogSteps, is_server_log, parse_server_log
@@ -158,9 +158,12 @@ def _trace(
         raise NeedsAnswer(receipt.file_name, (ordered,))
     arrival_ns, order, order_notices = ordered
     (columns, table), notices = optional, order_notices + arrival_notices(arrival_ns)
-    priority = hashes = None
+    priority = limits = hashes = None
     if columns.priority is not None:
         priority, notice = priorities(table[columns.priority].take(order), columns.priority)
+        notices += (notice,)
+    if columns.limit is not None:
+        limits, notice = output_limits(table[columns.limit].take(order), columns.limit, output_tokens[order])
         notices += (notice,)
     if columns.hashes is not None:
         hashes, notice = prefix_hashes(table[columns.hashes].take(order), columns.hashes, prompt_tokens[order])
@@ -171,6 +174,7 @@ def _trace(
         output_tokens=output_tokens[order],
         source_row=rows[order],
         priority=priority,
+        max_tokens=limits,
         prefix_hashes=hashes,
         receipt=replace(receipt, notices=receipt.notices + notices),
     )

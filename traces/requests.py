@@ -39,6 +39,8 @@ class RequestTrace:
     """(n,) data row of the file, counted from 0."""
     priority: npt.NDArray[np.int64] | None = None
     """(n,) lower runs first; None when the trace does not say."""
+    max_tokens: npt.NDArray[np.int64] | None = None
+    """(n,) most output tokens asked for; fewer came where a stop token ended it. None when the trace does not say."""
     prefix_hashes: PrefixHashes | None = None
     """Which prompts share a prefix; None when the trace does not say."""
     receipt: Receipt | None = None
@@ -48,8 +50,10 @@ class RequestTrace:
 
     def __post_init__(self) -> None:
         state = hashlib.sha256()
-        for values in (self.arrival_s, self.prompt_tokens, self.output_tokens, self.priority):
-            if values is not None:
+        for values in (self.arrival_s, self.prompt_tokens, self.output_tokens, self.priority, self.max_tokens):
+            if values is None:
+                state.update(b"none")
+            else:
                 values.flags.writeable = False
                 state.update(np.ascontiguousarray(values).tobytes())
         if self.prefix_hashes is not None:

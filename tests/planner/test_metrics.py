@@ -1,5 +1,7 @@
 """Definitions, worked by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -119,6 +121,18 @@ def test_drafts_need_room_too():
     )
     assert replay(trace_of((0.0, 40, 20)), config, TEN_MS_PLUS_ONE_PER_TOKEN).never_runs.tolist() == [True]
     assert replay(trace_of((0.0, 40, 17)), config, TEN_MS_PLUS_ONE_PER_TOKEN).is_finished.tolist() == [True]
+
+
+def test_a_stop_token_is_not_foreseen_and_wastes_a_place():
+    """Asynchronously the step after a stop token still computes one useless token; a length limit is foreseen."""
+    config = EngineConfig(max_num_batched_tokens=100, max_num_seqs=8)
+    limited = trace_of((0.0, 20, 3))
+    stopped = replace(limited, max_tokens=np.array([100]))
+    assert len(replay(limited, config, TEN_MS_PLUS_ONE_PER_TOKEN).steps) == 3
+    run = replay(stopped, config, TEN_MS_PLUS_ONE_PER_TOKEN)
+    assert len(run.steps) == 4
+    assert run.num_outputs.tolist() == [3]
+    assert limited.digest != stopped.digest
 
 
 def test_overload_is_called_unstable_and_a_light_load_is_not():

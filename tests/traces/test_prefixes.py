@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from traces.prefixes import prefix_hashes, priorities
+from traces.prefixes import output_limits, prefix_hashes, priorities
 
 
 def lists(*rows: list[object] | None) -> pa.ChunkedArray:
@@ -54,3 +54,15 @@ def test_priorities() -> None:
     assert "lower runs first" in notice
     assert priorities(pa.chunked_array([pa.array([1, None])]), "priority")[0] is None
     assert "whole number" in priorities(pa.chunked_array([pa.array(["high", "low"])]), "priority")[1]
+
+
+def test_output_limits() -> None:
+    output = np.array([5, 7])
+    values, notice = output_limits(pa.chunked_array([pa.array([16, 7])]), "max_tokens", output)
+    assert values is not None
+    assert values.tolist() == [16, 7]
+    assert "1 requests end before it, on a stop token" in notice
+    for column, words in (([16, None], "no limit"), ([4, 7], "more output tokens"), (["a", "b"], "whole number")):
+        found, notice = output_limits(pa.chunked_array([pa.array(column)]), "max_tokens", output)
+        assert found is None
+        assert words in notice

@@ -25,7 +25,7 @@ from planner.inside.step_table import StepRow, step_table
 from planner.inside.timeline import Timeline, timeline
 from planner.inside.worst_gaps import WorstGap, worst_gaps
 from planner.metrics import Distribution, distribution, itl, ttft_s
-from planner.replay import Replay, replay
+from planner.replay import Replay, replay, warm_up
 from planner.search import Objective, Recommendation
 from planner.slo import Slo
 from planner.step_time import StepTime, StepTimeFit
@@ -286,9 +286,7 @@ class Compiler(threading.Thread):
         """Replay the smallest trace: numba compiles, or loads what an earlier process compiled."""
         # Compiling keeps Python busy: started at once, it held the first page up by two seconds.
         self._is_wanted.wait(HEAD_START_S)
-        one = np.ones(1, np.int64)
-        trace = RequestTrace(np.zeros(1), one, one.copy(), np.zeros(1, np.int64))
-        replay(trace, EngineConfig(), StepTime(1, 1, 1))
+        warm_up()
 
     def wait(self, is_cancelled: Callable[[], bool]) -> None:
         """Return when compiled code is there; compiling cannot be stopped, waiting for it can."""

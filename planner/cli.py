@@ -684,6 +684,8 @@ def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
         if today is not None:
             print(f"\nChange these flags of today's command:\n{serve_command(plan.best.engine_config, today)}")
         print(f"\nIn full:\n{serve_command(plan.best.engine_config)}\n")
+        if plan.best.engine_config.speculative_method is not None:
+            print("Keep your own --speculative-config: the answer holds with the drafts simulated, named below.")
     print(f"Target: {slo_sentence(plan.slo, plan.objective)}")
     print(f"Why: {' '.join([binding_constraint(plan), *no_op_flags(plan)])}")
     if plan.extrapolated_share:

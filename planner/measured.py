@@ -27,8 +27,9 @@ class Comparison:
     """From the client."""
 
     def relative_error(self, share: str) -> float:
-        """Predicted ÷ measured − 1 at one of `SHARES`; NaN without values."""
-        return float(getattr(self.predicted, f"{share}_s") / getattr(self.measured, f"{share}_s") - 1.0)
+        """Predicted ÷ measured − 1 at one of `SHARES`; NaN without values, or where clients saw 0."""
+        measured_s = float(getattr(self.measured, f"{share}_s"))
+        return float(getattr(self.predicted, f"{share}_s")) / measured_s - 1.0 if measured_s else float("nan")
 
 
 def compare(runs: Sequence[Replay], measured: MeasuredRequests) -> tuple[Comparison, ...]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from planner.candidates import Candidate, Reason, Rejection, evaluate
 from planner.engine_config import EngineConfig, changed_flags, flag_faults
 from planner.kernel import step_ns
-from planner.replay import Replay, replay
+from planner.replay import Replay, replay, requests_that_never_run
 from planner.slo import Slo
 from planner.step_time import Covered, SavedModel, StepTime, StepTimeFit, step_time_from_seconds
 from traces.requests import RequestTrace
@@ -149,7 +149,7 @@ def recommend(
         budget = closed_form_budget(step_time, slo.itl_s, num_seqs, kv_tokens)
         space = space or default_space(today, budget, default_flags, longest_sequence(trace))
         usual = vllm_default(today, default_flags)
-        load = offered_load(trace, step_time, max(space.max_num_batched_tokens))
+        load = offered_load(trace, step_time, today, max(space.max_num_batched_tokens))
         # Overloaded beyond doubt: what cannot be carried is shown under a few settings, not under all.
         tried = _most_efficient(space) if load > HOPELESS_LOAD and now.summary.is_unstable else space
         replays.run_all(_outward(_configs(tried, today, usual), budget or min(space.max_num_batched_tokens)))
@@ -257,22 +257,26 @@ def default_space(
     )
 
 
-def offered_load(trace: RequestTrace, step_time: StepTime, max_num_batched_tokens: int) -> float:
-    """Least engine time that the trace needs ÷ span of its arrivals, whatever the flags.
+def offered_load(trace: RequestTrace, step_time: StepTime, config: EngineConfig, max_num_batched_tokens: int) -> float:
+    """Least engine time that the trace needs ÷ span of its arrivals, whatever the three flags.
 
-    Counts every prompt token once, every later output token as a decode of its whole context, and as few steps as
-    the largest budget allows; preemptions, part-full steps and prefill attention come on top. NaN when all arrive
-    at once, or when prefix hashes leave open how much of the prompts is computed at all.
+    Counts, of the requests that can run, every prompt token but one (a last chunk of one token costs no more than a
+    decode) once, every later output token as a decode of its whole context, and as few steps as the largest budget
+    allows; preemptions, part-full steps and prefill attention come on top. NaN when all arrive at once, or when prefix
+    hashes or drafts leave open how much is computed at all.
     """
-    if trace.span_s == 0.0 or trace.prefix_hashes is not None:
+    if trace.span_s == 0.0 or trace.prefix_hashes is not None or config.speculative_method is not None:
         return float("nan")
-    num_decodes = trace.output_tokens - 1
-    context = num_decodes * (trace.prompt_tokens + trace.output_tokens / 2)
-    num_tokens = float(trace.prompt_tokens.sum() + num_decodes.sum())
+    can_run = ~requests_that_never_run(trace, config)
+    prompt, output = trace.prompt_tokens[can_run], trace.output_tokens[can_run]
+    if config.max_model_len is not None:
+        output = np.minimum(output, config.max_model_len - prompt)
+    num_decodes = output - 1
+    context = num_decodes * (prompt + output / 2)
     least_ns = (
-        step_time.base_ns * num_tokens / max_num_batched_tokens
-        + step_time.per_seq_ns * float(num_decodes.sum() + len(trace))
-        + step_time.per_prefill_token_ns * float(trace.prompt_tokens.sum())
+        step_time.base_ns * float(prompt.sum() + num_decodes.sum()) / max_num_batched_tokens
+        + step_time.per_seq_ns * float(output.sum())
+        + step_time.per_prefill_token_ns * float((prompt - 1).sum())
         + min(step_time.per_kv_token_ns, step_time.per_kv_token_mixed_ns) * float(context.sum())
     )
     return least_ns / 1e9 / trace.span_s

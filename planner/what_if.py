@@ -25,11 +25,6 @@ class WhatIf:
     """
 
     @property
-    def is_off(self) -> bool:
-        """Whether the replay is vLLM's."""
-        return self == WhatIf()
-
-    @property
     def label(self) -> str:
         """What is to stand beside every number of such a replay; empty when it is vLLM's."""
         parts = []

@@ -61,7 +61,7 @@ def test_fewest_computed_recomputes_less_when_the_newest_is_not_the_shortest():
     assert fewest.num_preemptions.tolist() == [0, 1, 0]
     assert fewest.num_recomputed.sum() < newest.num_recomputed.sum()
     assert fewest.what_if.label.startswith("Not what vLLM does: the victim")
-    assert newest.what_if.is_off
+    assert newest.what_if == WhatIf()
     assert newest.what_if.label == ""
 
 

@@ -93,16 +93,26 @@ def test_impossible_target_is_missed_by_every_setting():
 
 
 def test_offered_load_is_a_lower_bound():
-    """By hand: two requests over 1 s; 300 prompt tokens, 2 + 4 decodes, each of half its output plus its prompt."""
+    """By hand: two requests over 1 s; 298 prompt tokens, 2 + 4 decodes, each of half its output plus its prompt."""
     trace = trace_of((0.0, 100, 3), (1.0, 200, 5))
     step_time = StepTime(1_000_000, 10_000, 100_000, 0.0, 10.0, 20.0)
     context = 2 * (100 + 1.5) + 4 * (200 + 2.5)
-    least_ns = 1_000_000 * 306 / 1000 + 10_000 * 8 + 100_000 * 300 + 10.0 * context
-    assert offered_load(trace, step_time, 1000) == pytest.approx(least_ns / 1e9)
+    least_ns = 1_000_000 * 306 / 1000 + 10_000 * 8 + 100_000 * 298 + 10.0 * context
+    assert offered_load(trace, step_time, TODAY, 1000) == pytest.approx(least_ns / 1e9)
     heavy = chat_trace(400, rate_rps=60.0)
     run = evaluate(heavy, TODAY, STEP_TIME, SLO)
-    assert 1 < offered_load(heavy, STEP_TIME, 8192) <= run.summary.makespan_s / heavy.span_s
-    assert np.isnan(offered_load(trace_of((0.0, 5, 5)), step_time, 100))
+    assert 1 < offered_load(heavy, STEP_TIME, TODAY, 8192) <= run.summary.makespan_s / heavy.span_s
+
+
+def test_offered_load_counts_only_what_is_computed():
+    """A request that never runs and outputs beyond the context length cost nothing; drafts leave the cost open."""
+    step_time = StepTime(0, 0, 0, 0.0, 0.0, 0.0)._replace(per_seq_ns=1_000_000)
+    trace = trace_of((0.0, 100, 50), (0.5, 90, 50), (1.0, 10, 5))
+    short = replace(TODAY, max_model_len=100)
+    assert offered_load(trace, step_time, short, 1000) == pytest.approx((10 + 5) * 1e-3)
+    drafts = replace(TODAY, speculative_method="eagle", num_speculative_tokens=2)
+    assert np.isnan(offered_load(trace, step_time, drafts, 1000))
+    assert np.isnan(offered_load(trace_of((0.0, 5, 5)), step_time, TODAY, 100))
 
 
 def test_a_hopeless_load_is_not_searched_to_the_end():

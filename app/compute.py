@@ -15,7 +15,8 @@ from typing import TypeVar
 import numpy as np
 import streamlit as st
 
-from planner import calibrate, search
+from planner import align, calibrate, search
+from planner.align import Alignment
 from planner.candidates import Candidate
 from planner.engine_config import EngineConfig
 from planner.errors import Cancelled
@@ -28,7 +29,7 @@ from planner.metrics import Distribution, distribution, itl, ttft_s
 from planner.replay import Replay, replay, warm_up
 from planner.search import Objective, Recommendation
 from planner.slo import Slo
-from planner.step_time import StepTime, StepTimeFit
+from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model
 from traces import read
 from traces.answers import ReadAnswers
 from traces.errors import InputError
@@ -75,6 +76,27 @@ def example() -> tuple[RequestTrace, StepLog]:
 def fit_step_time(log_digest: str, num_kv_tokens: int | None, _log: StepLog) -> StepTimeFit | InputError:
     """The step-time model of a log, or why there is none."""
     return _outcome(lambda: calibrate.fit_step_time(_log, num_kv_tokens))
+
+
+@st.cache_resource(max_entries=8, show_spinner="Explaining the log by the trace …")
+def align_log(
+    log_digest: str, behind_log: tuple[str, EngineConfig], _log: StepLog, _trace: RequestTrace
+) -> Alignment | InputError:
+    """The steps of a log explained by the requests and the flags behind it, or why not."""
+    return _outcome(lambda: align.align_whole(_log, _trace, behind_log[1]))
+
+
+@st.cache_resource(max_entries=8, show_spinner="Fitting step times …")
+def fit_aligned(
+    log_digest: str, behind_log: tuple[str, EngineConfig], _log: StepLog, _alignment: Alignment
+) -> StepTimeFit | InputError:
+    """The step-time model of the steps that the requests behind a log explain, or why there is none."""
+    return _outcome(lambda: calibrate.fit_step_time(_log, alignment=_alignment))
+
+
+def understand_model(data: bytes, file_name: str, _: ReadAnswers) -> SavedModel | InputError:
+    """The saved step-time model, or what stands against it."""
+    return _outcome(lambda: read_model(data.decode("utf-8", errors="replace"), file_name))
 
 
 def _outcome(work: Callable[[], T]) -> T | InputError:
@@ -125,7 +147,7 @@ class Status(Enum):
 class PlanJob:
     """One search in a thread of its own; pages look at it and may cancel it."""
 
-    def __init__(self, inputs: PlanInputs, trace: RequestTrace, model: StepTimeFit | StepTime) -> None:
+    def __init__(self, inputs: PlanInputs, trace: RequestTrace, model: Model) -> None:
         self.inputs, self.trace, self.model = inputs, trace, model
         self.status = Status.COMPILING
         self.num_done, self.num_planned = 0, 0

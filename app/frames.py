@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from app.figures.labels import MS_PER_S, TERMS, answer_label, percent, percentile, term_value, three_digits, threshold
+from planner.align import Difference
 from planner.candidates import Candidate
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.inside.phases import Life, PhaseKind
@@ -19,7 +20,8 @@ from planner.inside.worst_gaps import WorstGap
 from planner.metrics import Summary
 from planner.search import SEARCHED, Recommendation
 from planner.slo import Slo
-from planner.step_time import StepTimeFit
+from planner.step_time import SavedModel, StepTimeFit
+from planner.stepper import Work
 from planner.verdict import rejection_sentence, seconds, slo_sentence
 from traces.errors import Problem
 from traces.receipt import Receipt
@@ -143,29 +145,74 @@ def token_sums(trace: RequestTrace) -> pd.DataFrame:
     )
 
 
-def coefficients(fit: StepTimeFit) -> pd.DataFrame:
-    """Every term of the fitted equation with its interval, in units one can picture."""
-    return pd.DataFrame(
-        {
-            "term": [TERMS[c.name].label for c in fit.coefficients],
-            "value": [f"{term_value(c.name, c.value)} {TERMS[c.name].unit}" for c in fit.coefficients],
-            "95 % interval": [f"{term_value(c.name, c.low)} to {term_value(c.name, c.high)}" for c in fit.coefficients],
-        }
-    ).set_index("term")
+def fit_numbers(fit: StepTimeFit) -> tuple[tuple[str, str, str], ...]:
+    """(label, value, what it is) of the numbers that a fit is judged by."""
+    return (
+        (f"d at {fit.typical_num_seqs} decoding", seconds(fit.typical_decode_s), "Time of a step without prefill."),
+        (
+            "p per prefill token",
+            f"{term_value('per_prefill_token', fit.step_time.per_prefill_token_ns / 1e9)} µs",
+            "Added by each prompt token computed in a step.",
+        ),
+        ("Error on held-out steps", percent(fit.held_out_mape), "Mean, on steps that the fit did not see."),
+        ("95 % of steps within", percent(fit.held_out_p95), "Of held-out steps, by absolute error."),
+        ("Total time, predicted ÷ measured", f"{fit.total_time_ratio:.3f}", "1 means queues come out without bias."),
+    )
 
 
-def fit_basis(fit: StepTimeFit) -> pd.DataFrame:
-    """What the fit stands on: the steps used, those left out, and the range they cover."""
-    covered = fit.covered
-    context = covered.max_kv_decode_tokens
-    return _facts(
-        [
-            ("steps used", f"{int(fit.kept.sum()):,} of {fit.num_steps:,}"),
-            *((f"left out: {num:,}", reason) for reason, num in fit.left_out),
+def coefficients(model: StepTimeFit | SavedModel) -> pd.DataFrame:
+    """Every term of the equation with its interval, in units one can picture."""
+    if not model.coefficients:
+        terms = [(name.removesuffix("_ns"), value / 1e9) for name, value in model.step_time._asdict().items() if value]
+        rows = [(TERMS[term].label, f"{term_value(term, value)} {TERMS[term].unit}", "–") for term, value in terms]
+    else:
+        rows = [
+            (
+                TERMS[c.name].label,
+                f"{term_value(c.name, c.value)} {TERMS[c.name].unit}",
+                f"{term_value(c.name, c.low)} to {term_value(c.name, c.high)}",
+            )
+            for c in model.coefficients
+        ]
+    return pd.DataFrame(rows, columns=["term", "value", "95 % interval"]).set_index("term")
+
+
+def fit_basis(model: StepTimeFit | SavedModel) -> pd.DataFrame:
+    """What a model stands on: the steps used, those left out, and the range they cover."""
+    facts = [("source", model.source)]
+    if isinstance(model, StepTimeFit):
+        facts += [
+            ("steps used", f"{int(model.kept.sum()):,} of {len(model.log):,}"),
+            *((f"left out: {num:,}", reason) for reason, num in model.left_out),
+        ]
+    if (covered := model.covered) is not None:
+        context = covered.max_kv_decode_tokens
+        facts += [
             ("requests in a step", f"up to {covered.max_num_seqs:,}; beyond is extrapolation, like below"),
             ("prefill tokens in a step", f"up to {covered.max_prefill_tokens:,}"),
             ("context that decodes read", f"up to {context:,.0f} tokens" if context == context else "not in the log"),
         ]
+    else:
+        facts.append(("covered range", "not known: nothing is called extrapolation"))
+    return _facts(facts)
+
+
+def differences(unexplained: tuple[Difference, ...]) -> pd.DataFrame:
+    """Lines of a log that the scheduler's rules do not explain, beside what the rules give."""
+    return pd.DataFrame(
+        {
+            "line": [f"{one.source_row + 1:,}" for one in unexplained],
+            "the log says": [_work(one.logged) for one in unexplained],
+            "the rules give": [_work(one.simulated) for one in unexplained],
+        }
+    )
+
+
+def _work(work: Work) -> str:
+    """What a step computed, in the words of vLLM's log."""
+    return (
+        f"{work.num_prefill_reqs} context requests, {work.prefill_tokens:,} tokens; "
+        f"{work.num_decode_reqs} generation requests, {work.num_decode_tokens:,} tokens"
     )
 
 

@@ -10,7 +10,7 @@ from app.compute import PlanInputs
 from app.figures.labels import d_and_p, three_digits
 from app.state import Reading, Session
 from planner.engine_config import VLLM_VERSION, EngineConfig
-from planner.step_time import StepTime, StepTimeFit
+from planner.step_time import SavedModel, StepTime, StepTimeFit, step_time_of, write_model
 from planner.verdict import seconds
 from traces.answers import ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer
@@ -65,13 +65,15 @@ def _trace_in_words(session: Session) -> str:
 
 def _model_in_words(session: Session) -> str:
     model = session.model
-    if isinstance(model, StepTimeFit):
-        words = d_and_p(model.typical_decode_s, model.typical_num_seqs, model.step_time.per_prefill_token_ns / 1e9)
-        return f"{words} · {frames.literal(model.source)}"
-    if isinstance(model, StepTime):
-        base_s, p_s = (model.base_ns + model.per_seq_ns) / 1e9, model.per_prefill_token_ns / 1e9
-        return f"{d_and_p(base_s, 1, p_s)} · by hand"
-    return "none yet"
+    if model is None:
+        return "none yet"
+    step_time = step_time_of(model)
+    num_seqs, decode_s, source = 1, (step_time.base_ns + step_time.per_seq_ns) / 1e9, "set by hand"
+    if not isinstance(model, StepTime):
+        source = model.source
+        if model.typical_num_seqs is not None and model.typical_decode_s is not None:
+            num_seqs, decode_s = model.typical_num_seqs, model.typical_decode_s
+    return f"{d_and_p(decode_s, num_seqs, step_time.per_prefill_token_ns / 1e9)} · {frames.literal(source)}"
 
 
 def _context_in_words(session: Session) -> str:
@@ -179,6 +181,26 @@ def _offer_to_drop(
     if st.button("Leave these rows out and read the rest", help="They are listed in the receipt."):
         reading.answer(replace(reading.answers, drop_bad_rows=True), read)
         st.rerun()
+
+
+def show_model(model: StepTimeFit | SavedModel) -> None:
+    """The equation, and what it stands on."""
+    terms, basis = st.columns(2, gap="large")
+    terms.table(frames.coefficients(model), border="horizontal")
+    basis.table(frames.fit_basis(model), border="horizontal", hide_header=True)
+
+
+def offer_model(fit: StepTimeFit) -> None:
+    """The model as a file."""
+    st.download_button(
+        "Download the model",
+        write_model(fit),
+        "model.json",
+        "application/json",
+        icon=":material/download:",
+        on_click="ignore",
+        help="JSON: coefficients with intervals, covered range. This page and `planner plan --model` take it back.",
+    )
 
 
 def show_notices(notices: tuple[str, ...]) -> None:

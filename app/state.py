@@ -8,10 +8,12 @@ import streamlit as st
 
 from app import compute
 from app.compute import PlanInputs, PlanJob, Status
+from planner.align import Alignment
 from planner.engine_config import EngineConfig, flags_from_facts
-from planner.step_time import StepTime, StepTimeFit
+from planner.step_time import Model, SavedModel, StepTime, StepTimeFit
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer, Question
+from traces.measured import MeasuredRequests
 from traces.requests import RequestTrace
 from traces.steps import StepLog
 
@@ -80,8 +82,14 @@ class Session:
     """The step log."""
     num_kv_tokens: int | None = None
     """Size of the KV cache of the logged server, where the user gave it; None = as the log says."""
-    by_hand: StepTime | None = None
-    """Coefficients given by hand; they go before the log's."""
+    saved: Reading[SavedModel] = field(default_factory=Reading)
+    """The model file."""
+    given: SavedModel | StepTime | None = None
+    """The model in force instead of the log's: from a file, or by hand."""
+    behind_log: tuple[str, str] | None = None
+    """Digests of the log and of the trace that the user said caused it."""
+    measured: Reading[MeasuredRequests] = field(default_factory=Reading)
+    """What clients measured."""
     inputs: PlanInputs | None = None
     """What the Plan page asked for last."""
     job: PlanJob | None = None
@@ -100,14 +108,40 @@ class Session:
     @property
     def fit(self) -> StepTimeFit | InputError | None:
         """What came of fitting the step log; None without one."""
-        log = self.steps.value
-        return None if log is None else compute.fit_step_time(log.digest, self.num_kv_tokens, _log=log)
+        log, alignment = self.steps.value, self.alignment
+        if log is None:
+            return None
+        if not isinstance(alignment, Alignment):
+            return compute.fit_step_time(log.digest, self.num_kv_tokens, _log=log)
+        return compute.fit_aligned(log.digest, self._behind_log, _log=log, _alignment=alignment)
 
     @property
-    def model(self) -> StepTimeFit | StepTime | None:
+    def alignment(self) -> Alignment | InputError | None:
+        """The log's steps explained by the trace, or why not; None while it is not asked for."""
+        log, trace = self.steps.value, self.trace.value
+        if log is None or trace is None or self.behind_log != (log.digest, trace.digest):
+            return None
+        return compute.align_log(log.digest, self._behind_log, _log=log, _trace=trace)
+
+    @property
+    def hand_start(self) -> StepTime:
+        """Where coefficients set by hand begin: at the fit, at the model file, or at something usual."""
+        fit, saved = self.fit, self.saved.value
+        if isinstance(fit, StepTimeFit):
+            return fit.step_time
+        return StepTime(8_000_000, 60_000, 20_000) if saved is None else saved.step_time
+
+    @property
+    def _behind_log(self) -> tuple[str, EngineConfig]:
+        """Digest of the trace and the flags of the server that served it."""
+        assert self.trace.value is not None
+        return self.trace.value.digest, self.logged_config
+
+    @property
+    def model(self) -> Model | None:
         """The step-time model in force; None while there is none."""
-        if self.by_hand is not None:
-            return self.by_hand
+        if self.given is not None:
+            return self.given
         fit = self.fit
         return fit if isinstance(fit, StepTimeFit) else None
 
@@ -125,7 +159,7 @@ class Session:
         """The newest plan with a result."""
         return self.job if self.job is not None and self.job.status is Status.DONE else self.previous
 
-    def start_plan(self, inputs: PlanInputs, trace: RequestTrace, model: StepTimeFit | StepTime) -> None:
+    def start_plan(self, inputs: PlanInputs, trace: RequestTrace, model: Model) -> None:
         """Start to plan beside the pages; the last result stays until there is another."""
         self.previous, self.wants_plan = self.finished, False
         self.picked = None
@@ -151,15 +185,20 @@ class Session:
 
     def upload_steps(self, data: bytes, file_name: str) -> None:
         """Take a new step log; what was said about the one before does not hold for it."""
-        self.num_kv_tokens, self.by_hand = None, None
+        self.num_kv_tokens, self.given, self.behind_log = None, None, None
         self.steps.upload(data, file_name, compute.understand_steps)
+
+    def upload_model(self, data: bytes, file_name: str) -> None:
+        """Take a model file; it is in force as soon as it is understood."""
+        self.saved.upload(data, file_name, compute.understand_model)
+        self.given = self.saved.value
 
     def take_example(self) -> None:
         """Load the example and ask for its plan."""
         trace, log = compute.example()
         self.trace.give(trace, compute.EXAMPLE_TRACE)
         self.steps.give(log, compute.EXAMPLE_LOG)
-        self.num_kv_tokens, self.by_hand, self.picked = None, None, None
+        self.num_kv_tokens, self.given, self.behind_log, self.picked = None, None, None, None
         self.wants_plan = True
 
 

@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import replace
+from itertools import cycle
 
 import streamlit as st
 from streamlit.typing import UploadedFile
 
-from app.figures.labels import MS_PER_S
+from app.figures.calibration import Against
+from app.figures.labels import MS_PER_S, TERMS
 from planner.engine_config import GPU_TIERS, EngineConfig
 from planner.export import MODEL
 from planner.search import Objective
@@ -23,6 +25,10 @@ OBJECTIVES = {
     Objective.MOST_HEADROOM: "smallest token gap",
     Objective.HIGHEST_THROUGHPUT: "highest throughput",
 }
+ALWAYS_ASKED = {"base": "d base", "per_seq": "d per request in the step", "per_prefill_token": "p per prefill token"}
+"""Terms that every model has; the others may stay 0."""
+WHOLE_NS = (*ALWAYS_ASKED, "per_draft_token")
+"""Coefficients that the kernel charges in whole nanoseconds."""
 MOST_TOKENS = 1 << 40
 """Upper end of number inputs; far above any cache."""
 
@@ -77,23 +83,62 @@ def ask_num_kv_tokens(facts: ServerFacts, name: str) -> int | None:
     )
 
 
-def ask_by_hand() -> StepTime:
-    """Coefficients from somebody who knows d and p without a log."""
-    base, per_seq, prefill = st.columns(3, vertical_alignment="bottom")
-    with base:
-        base_ms = _amount("d base, ms per step", 8.0, "base_ms", "Time of the smallest decode-only step.")
-    with per_seq:
-        per_seq_us = _amount("d per request, µs", 60.0, "per_seq_us", "Added by each request in the step.")
-    with prefill:
-        prefill_us = _amount(
-            "p, µs per prefill token", 20.0, "prefill_us", "1 ÷ prefill throughput: 50,000 tokens/s is 20 µs."
-        )
-    return StepTime(round(base_ms * 1e6), round(per_seq_us * 1e3), max(1, round(prefill_us * 1e3)))
+def ask_is_behind_log(name: str) -> bool:
+    """Ask whether the trace is the traffic that the log was written under."""
+    return st.toggle(
+        "This log was written while the loaded trace was served",
+        key=name,
+        help="Every step is then explained by the requests in it: the share of explained steps says whether the "
+        "scheduler model holds on your server, and the fit knows each step's context and attention.",
+        persist_state="session",
+    )
 
 
-def _amount(label: str, value: float, key: str, about: str) -> float:
-    """A number of zero or more."""
-    return st.number_input(label, min_value=0.0, value=value, format="%g", key=key, help=about, persist_state="session")
+def ask_by_hand(start: StepTime) -> StepTime:
+    """Coefficients from somebody who knows d and p without a log, or knows better; `start` is filled in."""
+    values = start._asdict()
+    columns = st.columns(len(ALWAYS_ASKED), vertical_alignment="bottom")
+    for column, (term, label) in zip(columns, ALWAYS_ASKED.items(), strict=True):
+        with column:
+            values[f"{term}_ns"] = _ask_term(term, label, start)
+    rest = [term for term in TERMS if term not in ALWAYS_ASKED]
+    with st.expander("Further terms", expanded=any(values[f"{term}_ns"] for term in rest)):
+        for column, term in zip(cycle(st.columns(2)), rest, strict=False):
+            with column:
+                values[f"{term}_ns"] = _ask_term(term, TERMS[term].label, start)
+    for term in WHOLE_NS:
+        values[f"{term}_ns"] = round(values[f"{term}_ns"])
+    return StepTime(**values)
+
+
+def _ask_term(term: str, label: str, start: StepTime) -> float:
+    """One coefficient in the unit people know it in; nanoseconds come back, exactly those of `start` if left alone."""
+    start_ns: float = getattr(start, f"{term}_ns")
+    per_ns = TERMS[term].per_second / 1e9
+    value = float(f"{start_ns * per_ns:.4g}")
+    given = st.number_input(
+        f"{label}, {TERMS[term].unit}",
+        0.0,
+        None,
+        value,
+        format="%g",
+        key=f"{term}_{hash(start)}",
+        persist_state="session",
+    )
+    return start_ns if given == value else given / per_ns
+
+
+def ask_against() -> Against:
+    """Ask what the residuals are to be laid out along."""
+    return st.segmented_control(
+        "Residuals along",
+        list(Against),
+        default=Against.PREFILL,
+        required=True,
+        key="against",
+        label_visibility="collapsed",
+        persist_state="session",
+    )
 
 
 def ask_slo() -> Slo:

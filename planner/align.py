@@ -6,7 +6,7 @@ step a line, so the share of lines that it explains says how well that scheduler
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from planner import kernel
 from planner.engine_config import EngineConfig, check_flags
-from planner.errors import BadFlags
+from planner.errors import BadFlags, BadPlan
 from planner.stepper import Engine, Saved, Work
 from traces.requests import RequestTrace
 from traces.steps import StepLog
@@ -138,6 +138,29 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
     )
 
 
+def align_whole(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Alignment:
+    """Align, or refuse where trace, flags and log do not belong together; for parameters see `align`.
+
+    Raises
+    ------
+    BadFlags
+        From `align`.
+    BadPlan
+        The trace explains less than `MIN_SHARE_EXPLAINED` of the steps; lists the first differences.
+    """
+    alignment = align(log, trace, engine_config)
+    if alignment.share_explained >= MIN_SHARE_EXPLAINED:
+        return alignment
+    differences = "".join(f"\n  {difference_sentence(one)}" for one in alignment.differences)
+    flags = ", ".join(f"{name} {value}" for name, value in asdict(engine_config).items() if value is not None)
+    raise BadPlan(
+        trace.receipt.file_name if trace.receipt else "trace",
+        f"explains {alignment.num_explained:,} of the log's {len(log):,} steps: these are not the requests behind it, "
+        f"or the server ran with other flags than these ({flags}). Give the flags that are missing, or calibrate "
+        f"without the trace.{differences}",
+    )
+
+
 def alignment_sentence(alignment: Alignment, num_steps: int) -> str:
     """How many steps of a log the rules explain."""
     outside = num_steps - alignment.num_covered
@@ -149,10 +172,10 @@ def difference_sentence(difference: Difference) -> str:
     """What a line says, and what the rules give."""
     logged, simulated = difference.logged, difference.simulated
     return (
-        f"logged {logged.num_prefill_reqs} context requests with {logged.prefill_tokens:,} tokens and "
-        f"{logged.num_decode_reqs} generation requests with {logged.num_decode_tokens:,}; the rules give "
-        f"{simulated.num_prefill_reqs} with {simulated.prefill_tokens:,} and {simulated.num_decode_reqs} with "
-        f"{simulated.num_decode_tokens:,}"
+        f"line {difference.source_row + 1}: logged {logged.num_prefill_reqs} context requests with "
+        f"{logged.prefill_tokens:,} tokens and {logged.num_decode_reqs} generation requests with "
+        f"{logged.num_decode_tokens:,}; the rules give {simulated.num_prefill_reqs} with {simulated.prefill_tokens:,} "
+        f"and {simulated.num_decode_reqs} with {simulated.num_decode_tokens:,}"
     )
 
 

@@ -275,24 +275,21 @@ def _result(log: StepLog, steps: Steps, kept: Bools, beta: Floats, chosen: Colum
     decode = fitted.take(~fitted.has_prefill)
     num_seqs = round(percentile(decode.num_seqs, decode.weight, 0.5))
     context = percentile(decode.kv_tokens / decode.num_seqs, decode.weight, 0.5)
-    typical = np.zeros((1, len(TERMS)))
-    typical[0, [BASE, PER_SEQ, PER_KV_TOKEN]] = 1.0, num_seqs, num_seqs * context
     total_s = np.sum(steps.time_s[kept] * steps.weight[kept])
     return StepTimeFit(
         step_time=step_time,
         coefficients=coefficients,
         draws=draws,
-        num_steps=len(log),
+        log=replace(log, kv_decode_tokens=steps.kv_tokens) if steps.kv_tokens.any() else log,
         kept=kept,
         left_out=(),
         predicted_s=predicted_s,
-        measured_s=log.step_s,
         held_out_mape=held_out.mape,
         held_out_p95=held_out.p95,
         held_out_median=held_out.median,
         total_time_ratio=float(np.sum(predicted_s[kept] * steps.weight[kept]) / total_s),
         typical_num_seqs=num_seqs,
-        typical_decode_s=float(_predict(step_time, typical)[0]),
+        typical_decode_s=float(decode_only_s(step_time, np.array([num_seqs]), context)[0]),
         covered=Covered(
             max_num_seqs=int(fitted.num_seqs.max()),
             max_prefill_tokens=int(fitted.prefill_tokens.max()),
@@ -325,6 +322,27 @@ def _predict(step_time: StepTime, features: Floats) -> Floats:
         kv_prefill_tokens=features[:, PER_KV_PREFILL_TOKEN],
     )
     return predicted_ns / 1e9
+
+
+def decode_only_s(step_time: StepTime, num_seqs: Ints, context: float) -> Floats:
+    """d: time of decode-only steps.
+
+    Parameters
+    ----------
+    step_time : StepTime
+    num_seqs : (k,) int64
+        Requests in each step.
+    context : float
+        Tokens of context that each request reads.
+
+    Returns
+    -------
+    (k,) float64
+        Seconds.
+    """
+    features = np.zeros((len(num_seqs), len(TERMS)))
+    features[:, BASE], features[:, PER_SEQ], features[:, PER_KV_TOKEN] = 1.0, num_seqs, num_seqs * context
+    return _predict(step_time, features)
 
 
 def _interval_levels(num_blocks: int) -> tuple[float, float]:

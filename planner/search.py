@@ -15,7 +15,7 @@ from planner.engine_config import EngineConfig, changed_flags, flag_faults
 from planner.kernel import step_ns
 from planner.replay import Replay, replay, requests_that_never_run
 from planner.slo import Slo
-from planner.step_time import Covered, SavedModel, StepTime, StepTimeFit, step_time_from_seconds
+from planner.step_time import Covered, Model, StepTime, StepTimeFit, step_time_from_seconds, step_time_of
 from traces.requests import RequestTrace
 
 HOPELESS_LOAD = 1.1
@@ -99,7 +99,7 @@ Progress = Callable[[int, int, Candidate | None], None]
 
 def recommend(
     trace: RequestTrace,
-    model: StepTimeFit | SavedModel | StepTime,
+    model: Model,
     today: EngineConfig,
     slo: Slo,
     *,
@@ -115,7 +115,7 @@ def recommend(
     Parameters
     ----------
     trace : RequestTrace
-    model : StepTimeFit, SavedModel or StepTime
+    model : Model
         A fit brings its covered range and its uncertainty along, a saved one the range, bare coefficients neither.
     today : EngineConfig
         What is fixed (KV blocks, admission rules, …) together with the three flags in use now.
@@ -138,7 +138,7 @@ def recommend(
     Cancelled
         After `cancel`.
     """
-    step_time = model if isinstance(model, StepTime) else model.step_time
+    step_time = step_time_of(model)
     covered = None if isinstance(model, StepTime) else model.covered
     with ThreadPoolExecutor(num_threads()) as threads:
         replays = _Replays(trace, step_time, slo, executor or threads, on_progress, cancel)
@@ -405,7 +405,7 @@ class _Replays:
         """Everything known, by budget, seats, threshold."""
         return tuple(sorted(self.known.values(), key=lambda c: _order(c.engine_config)))
 
-    def probability_met(self, model: StepTimeFit | SavedModel | StepTime, best: Candidate) -> float | None:
+    def probability_met(self, model: Model, best: Candidate) -> float | None:
         """Share of joint draws of the coefficients under which `best` still meets every target."""
         if not isinstance(model, StepTimeFit) or len(model.draws) == 0:
             return None

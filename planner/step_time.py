@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.errors import BadPlan
+from traces.steps import StepLog
 
 NOISE_STEPS = 1 << 16
 """Steps before the factors repeat."""
@@ -109,16 +110,15 @@ class StepTimeFit:
     """Every term in the equation, with its interval."""
     draws: npt.NDArray[np.float64]
     """(draws, t) joint bootstrap sample of the coefficients in the order of `TERMS`, seconds per unit."""
-    num_steps: int
-    """Steps in the log."""
+    log: StepLog
+    """The steps as they were fitted: those a trace explains if there is one, with the true period where stamps tell it,
+    and with the context that decodes read where the log or its KV usage tells it."""
     kept: npt.NDArray[np.bool_]
     """(steps,) the steps that the fit used."""
     left_out: tuple[tuple[str, int], ...]
     """(reason, how many steps) for those it did not use."""
     predicted_s: npt.NDArray[np.float64]
     """(steps,) the fitted equation at every step of the log, seconds."""
-    measured_s: npt.NDArray[np.float64]
-    """(steps,) the log's own times, seconds."""
     held_out_mape: float
     """Mean absolute percentage error on steps the fit did not see, 0–1, from blocked cross-validation."""
     held_out_p95: float
@@ -179,6 +179,15 @@ class SavedModel:
     """The log's digest; None in a file written by hand."""
 
 
+Model = StepTimeFit | SavedModel | StepTime
+"""What a plan can stand on: a fit, a model read back, or coefficients given by hand."""
+
+
+def step_time_of(model: Model) -> StepTime:
+    """What the kernel charges under a model in any of its forms."""
+    return model if isinstance(model, StepTime) else model.step_time
+
+
 def write_model(fit: StepTimeFit) -> str:
     """Write a fit as a model file: one JSON object, coefficients in nanoseconds under their names in `StepTime`.
 
@@ -196,7 +205,7 @@ def write_model(fit: StepTimeFit) -> str:
         "held_out": {"mape": fit.held_out_mape, "median": fit.held_out_median, "p95": fit.held_out_p95},
         "total_time_ratio": fit.total_time_ratio,
         "overhead_s": None if math.isnan(fit.overhead_s) else fit.overhead_s,
-        "num_steps": fit.num_steps,
+        "num_steps": len(fit.log),
         "left_out": [{"reason": reason, "num_steps": num_steps} for reason, num_steps in fit.left_out],
         "notices": list(fit.notices),
         "source": fit.source,

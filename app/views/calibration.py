@@ -1,15 +1,16 @@
-"""How long steps take: fit d and p to a step log, or give them by hand."""
+"""How long steps take: fit d and p to a step log, load a model, or give it by hand."""
 
 import streamlit as st
 
 from app import compute, frames, panels, state, widgets
 from app.figures import calibration
-from app.figures.labels import percent, term_value
+from planner.align import Alignment, alignment_sentence
 from planner.errors import UnfitStepLog
 from planner.step_time import StepTimeFit
-from planner.verdict import seconds
+from traces.errors import InputError
 
 LOG = "From a step log"
+FILE = "From a model file"
 BY_HAND = "By hand"
 
 session = state.session()
@@ -17,21 +18,38 @@ reading = session.steps
 
 # Choose
 st.subheader("How long do engine steps take on your GPU?")
-source = widgets.ask_source((LOG, BY_HAND))
+source = widgets.ask_source((LOG, FILE, BY_HAND))
 if source == BY_HAND:
     st.write(
-        "Step time = base + per request × requests in the step + p × prefill tokens. No interval stands behind it."
+        "Step time = base + per request × requests in the step + p × prefill tokens, and further terms if you know "
+        "them. No interval stands behind it, and pages call it set by hand."
     )
-    by_hand = widgets.ask_by_hand()
-    if session.by_hand == by_hand:
+    by_hand = widgets.ask_by_hand(session.hand_start)
+    if session.given == by_hand:
         st.success("Plans use these coefficients.", icon=":material/check:")
         panels.show_next("plan", "Next: plan")
     elif st.button("Use these coefficients", type="primary"):
-        session.by_hand = by_hand
+        session.given = by_hand
         st.rerun()
     st.stop()
-if session.by_hand is not None:
-    session.by_hand = None
+if source == FILE:
+    st.write("A model that was downloaded from this page or written by `planner calibrate -o`.")
+    upload = widgets.ask_file("Model file", "JSON", f"model_{session.saved.num_uploads}")
+    if upload is not None:
+        session.upload_model(upload.getvalue(), upload.name)
+        st.rerun()
+    panels.show_reading(session.saved, compute.understand_model, "model")
+    saved = session.saved.value
+    if saved is not None:
+        if session.given is not saved:
+            session.given = saved
+            st.rerun()
+        st.success("Plans use this model.", icon=":material/check:")
+        panels.show_model(saved)
+        panels.show_next("plan", "Next: plan")
+    st.stop()
+if session.given is not None:
+    session.given = None
     st.rerun()
 
 # Needs
@@ -55,36 +73,47 @@ panels.show_reading(reading, compute.understand_steps, "steps")
 log = reading.value
 if log is None:
     st.stop()
-with st.columns(2)[0]:
+left, right = st.columns(2, vertical_alignment="bottom")
+with left:
     num_kv_tokens = widgets.ask_num_kv_tokens(log.facts, f"kv_{log.digest[:8]}")
-if num_kv_tokens != session.num_kv_tokens:
-    session.num_kv_tokens = num_kv_tokens
+behind_log = None
+if session.trace.value is not None and log.num_decode_tokens is not None:
+    pair = log.digest, session.trace.value.digest
+    with right:
+        if widgets.ask_is_behind_log(f"behind_{pair[0][:8]}_{pair[1][:8]}"):
+            behind_log = pair
+if (num_kv_tokens, behind_log) != (session.num_kv_tokens, session.behind_log):
+    session.num_kv_tokens, session.behind_log = num_kv_tokens, behind_log
     st.rerun()
 
 # Compute
-fit = session.fit
+alignment, fit = session.alignment, session.fit
 
 # Show
+if isinstance(alignment, InputError):
+    st.error(f"{frames.literal(str(alignment))}\n\nThe fit below does without it.", icon=":material/error:")
+elif isinstance(alignment, Alignment):
+    st.success(alignment_sentence(alignment, len(log)), icon=":material/join_inner:")
+    if alignment.differences:
+        with st.expander("The first lines that are not explained"):
+            st.table(frames.differences(alignment.differences), hide_index=True)
 if isinstance(fit, UnfitStepLog):
     panels.show_problems(fit)
 elif isinstance(fit, StepTimeFit):
     panels.show_notices(fit.notices)
-    p = next(c for c in fit.coefficients if c.name == "per_prefill_token")
-    numbers = (
-        (f"d at {fit.typical_num_seqs} decoding", seconds(fit.typical_decode_s), "Time of a step without prefill."),
-        ("p per prefill token", f"{term_value(p.name, p.value)} µs", "Added by each prompt token computed in a step."),
-        ("Error on held-out steps", percent(fit.held_out_mape), "Mean, on steps that the fit did not see."),
-        ("95 % of steps within", percent(fit.held_out_p95), "Of held-out steps, by absolute error."),
-        ("Total time, predicted ÷ measured", f"{fit.total_time_ratio:.3g}", "1 means queues come out without bias."),
-    )
-    for column, (label, value, about) in zip(st.columns(len(numbers)), numbers, strict=True):
+    for column, (label, value, about) in zip(st.columns(5), frames.fit_numbers(fit), strict=True):
         column.metric(label, value, help=about)
     measured, prefill = st.columns(2, gap="large")
     measured.plotly_chart(calibration.predicted_against_measured(fit), key="predicted_against_measured")
-    prefill.plotly_chart(calibration.step_time_by_prefill(log, fit), key="step_time_by_prefill")
-    terms, range_ = st.columns(2, gap="large")
-    terms.table(frames.coefficients(fit), border="horizontal")
-    range_.table(frames.fit_basis(fit), border="horizontal", hide_header=True)
+    prefill.plotly_chart(calibration.step_time_by_prefill(fit), key="step_time_by_prefill")
+    decode, off = st.columns(2, gap="large")
+    decode.plotly_chart(calibration.decode_curve(fit), key="decode_curve")
+    chart = off.container()
+    with off:
+        against = widgets.ask_against()
+    chart.plotly_chart(calibration.residuals(fit, against), key="residuals")
+    panels.show_model(fit)
+    panels.offer_model(fit)
     panels.show_next("plan", "Next: plan")
 if log.receipt is not None:
     with st.expander("How the log was read"):

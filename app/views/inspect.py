@@ -6,7 +6,7 @@ from app import compute, frames, look, panels, state, widgets
 from app.compute import Setting
 from app.figures.labels import answer_label
 from planner.engine_config import EngineConfig, flag_faults
-from planner.step_time import StepTimeFit
+from planner.step_time import step_time_of
 
 BY_HAND = "By hand"
 
@@ -28,7 +28,7 @@ if model is None:
         "Calibrate",
     )
     st.stop()
-step_time = model.step_time if isinstance(model, StepTimeFit) else model
+step_time = step_time_of(model)
 
 # Choose
 st.subheader("What happens inside, and why?")

@@ -5,7 +5,7 @@ import streamlit as st
 from app import answer, frames, panels, state, widgets
 from app.compute import PlanInputs, PlanJob, Status
 from planner.engine_config import flag_faults
-from planner.step_time import StepTimeFit
+from planner.step_time import StepTime, step_time_of
 
 session = state.session()
 trace, model, log = session.trace.value, session.model, session.steps.value
@@ -39,8 +39,8 @@ for fault in faults:
 inputs = PlanInputs(
     trace_digest=trace.digest,
     trace_name=session.trace.file_name,
-    step_time=model.step_time if isinstance(model, StepTimeFit) else model,
-    model_source=model.source if isinstance(model, StepTimeFit) else "by hand",
+    step_time=step_time_of(model),
+    model_source="by hand" if isinstance(model, StepTime) else model.source,
     slo=slo,
     objective=objective,
     today=today,

@@ -75,8 +75,8 @@ def test_the_example_brings_trace_and_model() -> None:
 def test_coefficients_by_hand_go_before_the_log() -> None:
     session = Session()
     session.take_example()
-    session.by_hand = StepTime(8_000_000, 60_000, 20_000)
-    assert session.model == session.by_hand
+    session.given = StepTime(8_000_000, 60_000, 20_000)
+    assert session.model == session.given
 
 
 def test_the_users_kv_cache_goes_before_the_logs() -> None:
@@ -88,9 +88,9 @@ def test_the_users_kv_cache_goes_before_the_logs() -> None:
 
 
 def test_a_new_log_forgets_what_was_said_about_the_old_one() -> None:
-    session = Session(num_kv_tokens=1000, by_hand=StepTime(1, 1, 1))
+    session = Session(num_kv_tokens=1000, given=StepTime(1, 1, 1))
     session.upload_steps(b"nothing", "empty.log")
-    assert (session.num_kv_tokens, session.by_hand) == (None, None)
+    assert (session.num_kv_tokens, session.given) == (None, None)
     assert session.model is None
 
 

@@ -4,9 +4,11 @@ import time
 from pathlib import Path
 
 import pytest
+from shared import files
 from streamlit.testing.v1 import AppTest
 
 from app import compute
+from planner.step_time import write_model
 
 MAIN = Path(compute.__file__).parent / "main.py"
 NO_UNIT = b"arrival_time,prompt_tokens,output_tokens\n0,10,2\n250,20,3\n12500,30,4\n"
@@ -267,10 +269,58 @@ def test_coefficients_by_hand_make_a_model() -> None:
     test = opened("calibration")
     test.segmented_control[0].set_value("By hand").run()
     press(test, "Use these coefficients")
-    assert "d 8.06 ms at 1 decoding · p 20 µs/token · by hand" in words(test)
+    assert "d 8.06 ms at 1 decoding · p 20 µs/token · set by hand" in words(test)
     upload(shown(test, "trace"), "named.csv", NO_UNIT.replace(b"arrival_time", b"arrival_ms"))
     planned(press(shown(test, "plan"), "Plan"))
     assert "coefficients given by hand have no interval" in words(test)
+
+
+def test_coefficients_by_hand_begin_at_the_fit() -> None:
+    test = planned(press(opened(), "Run the example"))
+    shown(test, "calibration").segmented_control[0].set_value("By hand").run()
+    fitted = compute.fit_step_time(compute.example()[1].digest, 640_000, compute.example()[1]).step_time
+    press(test, "Use these coefficients")
+    assert f"p {fitted.per_prefill_token_ns / 1e3:.3g} µs/token · set by hand" in words(test)
+    prefill = next(widget for widget in test.number_input if widget.label == "p per prefill token, µs per token")
+    prefill.set_value(30.0).run()
+    press(test, "Use these coefficients")
+    assert "p 30 µs/token · set by hand" in words(test)
+    assert "Changed since: step times" in words(shown(test, "plan"))
+
+
+def test_a_saved_model_is_taken_back_and_a_broken_one_is_not() -> None:
+    log = compute.example()[1]
+    saved = write_model(compute.fit_step_time(log.digest, None, log))
+    test = opened("calibration")
+    test.segmented_control[0].set_value("From a model file").run()
+    upload(test, "model.json", saved.encode())
+    assert "Plans use this model." in words(test)
+    assert "p 60.1 µs/token · server.log" in words(test)
+    assert test.table[0].value.loc["Per prefill token (p)", "95 % interval"] == "59.9 to 60.3"
+    upload(test, "model.json", saved.replace('"base_ns": ', '"base_ns": -').encode())
+    assert "step\\_time.base\\_ns" in test.error[0].value
+    assert "none yet" in words(test)
+    assert "A plan needs a request trace" in words(shown(test, "plan"))
+
+
+@pytest.mark.parametrize("log", files("measured/*/server.log.gz"))
+def test_a_log_is_explained_by_the_trace_behind_it(log: Path) -> None:
+    trace = log.with_name("requests.parquet")
+    test = upload(opened(), trace.name, trace.read_bytes())
+    upload(shown(test, "calibration"), log.name, log.read_bytes())
+    test.toggle[0].set_value(True).run()
+    assert not test.exception
+    assert "steps explained by the trace under these flags" in test.success[0].value
+    assert len(test.get("plotly_chart")) == 4
+
+
+def test_a_log_of_other_requests_is_not_explained() -> None:
+    test = press(opened(), "Run the example")
+    planned(test)
+    shown(test, "calibration").toggle[0].set_value(True).run()
+    assert not test.exception
+    assert "explains 0 of the log's 1,500 steps" in test.error[0].value
+    assert {metric.label: metric.value for metric in test.metric}["d at 28 decoding"] == "11.1 ms"
 
 
 def test_a_refused_flag_is_said_before_planning(example: AppTest) -> None:

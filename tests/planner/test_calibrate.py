@@ -1,7 +1,6 @@
 """Calibration against logs whose truth is known, the odd files, and whatever real logs are at hand."""
 
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -501,11 +500,3 @@ def fitted_or_refused(path: Path) -> StepTimeFit | None:
     for coefficient in fit.coefficients:
         assert coefficient.low <= coefficient.value <= coefficient.high
     return fit
-
-
-@pytest.mark.speed
-def test_twenty_thousand_steps_take_under_two_seconds():
-    log = synthetic_log(WITH_KV, num_steps=20_000)
-    started = time.perf_counter()
-    fit_step_time(log)
-    assert time.perf_counter() - started < 2.0

@@ -30,6 +30,8 @@ class ReadAnswers:
     """Name of a step log's column with prompt tokens computed in the step."""
     decode_reqs_column: str | None = None
     """Name of a step log's column with decoding requests."""
+    benchmark: str | None = None
+    """Which of several benchmarks in one file, counted from 0, or "all" of them on the file's clock."""
     drop_bad_rows: bool = False
     """Leave bad rows out and list them in the receipt, instead of refusing the file."""
 

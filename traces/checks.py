@@ -1,6 +1,7 @@
 """Judge the values of a file: every fault of a column is listed, none is raised."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ NUM_ROWS_NAMED = 5
 
 MEND = "Correct these rows, or leave bad rows out (--drop-bad-rows)."
 
-INTEGER = r"^-?\d{1,18}$"
+INTEGER = r"^-?\d{1,19}$"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity|nan)$"
 
 Rows = npt.NDArray[np.int64]
@@ -137,6 +138,11 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Whether the type holds lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
 def in_time_order(
     arrival_ns: npt.NDArray[np.int64], rows: Rows, naive: bool, clock_change: str | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp], tuple[str, ...]] | Question:
@@ -241,7 +247,9 @@ def _numbers_in_text(column: pa.ChunkedArray, faults: Faults, allowed: str) -> n
     faults.add(~is_number, "{!r} is not a number", allowed, values=text.to_numpy())
     text = pc.if_else(pa.array(faults.bad), "0", text)
     if pc.all(pc.match_substring_regex(text, INTEGER)).as_py():
-        return text.cast(pa.int64()).to_numpy()  # type: ignore[no-any-return]
+        # Nanoseconds since 1970 have 19 digits: some numbers of that length fit 64 bits, some do not.
+        with suppress(pa.ArrowInvalid):
+            return text.cast(pa.int64()).to_numpy()  # type: ignore[no-any-return]
     return pc.replace_substring_regex(text, r"^\+", "").cast(pa.float64()).to_numpy()  # type: ignore[no-any-return]
 
 

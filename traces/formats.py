@@ -1,26 +1,70 @@
-"""Layouts of request traces and step tables that somebody else defined, known by their column names.
+"""Layouts of request traces, measurements and step tables that somebody else defined, known by their column names.
 
-One entry describes one layout. A name counts as it is spelled; a file that differs only in capitals, spaces,
+The columns of nested JSON are called by their paths (`traces.nested`), so that one registry describes every form. One
+entry describes one layout. A name counts as it is spelled; a file that differs only in capitals, spaces,
 underscores, dots or dashes is recognised too, and the receipt says so.
 """
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from traces.answers import ReadAnswers
+from traces.checks import is_list
 from traces.errors import BadData, Choice, NeedsAnswer, Problem, Question, UnreadableFile
+from traces.nested import RowPath
 from traces.units import Stated, unit_in_name
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Rows that are no request to replay, told by one column."""
+
+    column: str
+    """The column; a file without it has no such rows."""
+    keep: tuple[str, ...]
+    """Values of the rows that stay; rows without a value stay when the empty text is among them."""
+    reason: str
+    """What the others are."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """The columns that say when the tokens of a request came: its first and last token, gaps, or every token."""
+
+    clock: str
+    """Whose clock: "client" (the arrival is when it sent the request) or "engine" (when its front end got it)."""
+    unit: str | None = None
+    """Unit of times since arrival and of gaps; None = `first`, `last` and `every` are on the clock of the arrival and
+    in its unit."""
+    first: str | None = None
+    """Column with the first token."""
+    last: str | None = None
+    """Column with the last token; None = after the last gap."""
+    gaps: str | None = None
+    """Column with lists of gaps between neighbouring messages."""
+    every: str | None = None
+    """Column with lists of the times of all messages, instead of first and last."""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Columns without which a file says nothing about tokens; without gaps all tokens came at once."""
+        return tuple(name for name in (self.first, self.last, self.every) if name is not None)
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every column that is read."""
+        return (*self.needed, *(() if self.gaps is None else (self.gaps,)))
+
+
+@dataclass(frozen=True, slots=True)
 class TraceLayout:
-    """The column names of one kind of request trace, and the unit its makers document."""
+    """The columns of one kind of request trace by part, and the unit its makers document."""
 
     name: str
-    """In words, for the receipt."""
+    """In words, for the receipt. Entries of one name are the same tool's; of those that fit, the first is taken."""
     arrival: str
     """Column with the arrival."""
     prompt: str
@@ -31,20 +75,206 @@ class TraceLayout:
     """Documented unit of a numeric arrival column; None = not documented, or the name says it."""
     fraction_unit: str | None = None
     """Unit of arrivals with a fractional part, where whole numbers come in more than one unit."""
+    limit: str | None = None
+    """Column with the most output tokens asked for, where it is not called `max_tokens`."""
+    hashes: str | None = None
+    """Column with prefix hashes, where it is not called `hash_ids`."""
+    hash_block: str | None = None
+    """Column with the tokens that a hash stands for."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Rows that are no request to replay."""
+    benchmark: str | None = None
+    """Column that tells several benchmarks in one file apart."""
+    tokens: TokenTimes | None = None
+    """When the tokens came, where the file says it."""
+    path: RowPath | None = None
+    """Where the requests stand in a nested document."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """(column, what the user must know where the file has it)."""
 
+
+TOKENIZED_AGAIN = (
+    "the server's own token counts are not in the file: those of the load generator, which tokenizes the texts again, "
+    "are taken, and may be others"
+)
+
+AIPERF = TraceLayout(
+    "AIPerf profile export",
+    "metadata.request_start_ns",
+    # The server's own counts; see TOKENIZED_AGAIN for the others.
+    "metrics.usage_prompt_tokens (tokens)",
+    "metrics.usage_completion_tokens (tokens)",
+    left_out=(
+        LeftOut("metadata.benchmark_phase", ("profiling", ""), "requests of the warm-up"),
+        LeftOut("metadata.was_cancelled", ("false", ""), "requests that were cancelled"),
+        LeftOut("error", ("",), "requests that failed"),
+    ),
+    tokens=TokenTimes(
+        "client", "ms", first="metrics.time_to_first_token (ms)", gaps="metrics.inter_chunk_latency (ms)"
+    ),
+)
+INFERENCE_PERF = TraceLayout(
+    "inference-perf requests",
+    "start_time",
+    "info.response_metrics.server_usage.prompt_tokens",
+    "info.response_metrics.server_usage.completion_tokens",
+    unit="s",
+    limit="request.max_tokens",
+    left_out=(LeftOut("error", ("",), "requests that failed"),),
+    tokens=TokenTimes("client", every="info.response_metrics.chunk_times"),
+    path=RowPath(marks=("start_time", "request", "info"), texts=("request",)),
+)
+OTLP = TraceLayout(
+    "vLLM OTLP llm_request spans",
+    "startTimeUnixNano",
+    "attributes.gen_ai.usage.prompt_tokens",
+    "attributes.gen_ai.usage.completion_tokens",
+    unit="ns",
+    limit="attributes.gen_ai.request.max_tokens",
+    left_out=(LeftOut("name", ("llm_request",), "spans that are no llm_request"),),
+    # vLLM counts both from the arrival at its front end, which is where the span starts.
+    tokens=TokenTimes(
+        "engine",
+        "s",
+        first="attributes.gen_ai.latency.time_to_first_token",
+        last="attributes.gen_ai.latency.e2e",
+    ),
+    path=RowPath(marks=("resourceSpans",), steps=("resourceSpans", "[]", "scopeSpans", "[]", "spans", "[]")),
+)
 
 TRACE_LAYOUTS = (
-    TraceLayout("planner trace", "arrival_s", "prompt_tokens", "output_tokens"),
+    TraceLayout(
+        "planner trace",
+        "arrival_s",
+        "prompt_tokens",
+        "output_tokens",
+        tokens=TokenTimes("client", every="token_s"),
+    ),
     TraceLayout("inference trace", "arrival_time", "prompt_tokens", "output_tokens", fraction_unit="s"),
     TraceLayout("Azure LLM inference trace", "TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     # Mooncake's own timestamps are whole milliseconds, vLLM's timed_trace has seconds; whole numbers may be either.
-    TraceLayout("Mooncake trace or vLLM timed_trace", "timestamp", "input_length", "output_length", fraction_unit="s"),
+    TraceLayout(
+        "Mooncake trace or vLLM timed_trace",
+        "timestamp",
+        "input_length",
+        "output_length",
+        fraction_unit="s",
+        notes=(
+            (
+                "session_id",
+                "input_length is read as the whole prompt of each turn: where it counts only what a turn adds "
+                "(Mooncake-delta), the prompts of later turns are longer than read here",
+            ),
+        ),
+    ),
     TraceLayout("BurstGPT trace", "Timestamp", "Request tokens", "Response tokens", unit="s"),
     TraceLayout("ServeGen trace", "timestamp_s", "input_tokens", "output_tokens"),
     TraceLayout("Vidur trace", "arrived_at", "num_prefill_tokens", "num_decode_tokens", unit="s"),
-    TraceLayout("LiteLLM log", "timestamp", "prompt_tokens", "completion_tokens"),
+    TraceLayout(
+        "LiteLLM log",
+        "timestamp",
+        "prompt_tokens",
+        "completion_tokens",
+        left_out=(LeftOut("status", ("success", ""), "requests that failed"),),
+    ),
     TraceLayout("LLMServingSim workload", "arrival_time_ns", "input_toks", "output_toks"),
     TraceLayout("LLMServingSim benchmark", "arrival_time", "input_toks", "output_toks", fraction_unit="s"),
+    TraceLayout(
+        "vllm bench serve result",
+        "start_times",
+        "input_lens",
+        "output_lens",
+        unit="s",
+        left_out=(LeftOut("errors", ("",), "requests that failed"),),
+        benchmark="document",
+        tokens=TokenTimes("client", "s", first="ttfts", gaps="itls"),
+        path=RowPath(
+            marks=("input_lens", "ttfts"),
+            lists=("start_times", "input_lens", "output_lens", "ttfts", "itls", "errors"),
+        ),
+    ),
+    TraceLayout(
+        "GuideLLM benchmarks",
+        "info.timings.request_start",
+        "prompt_tokens",
+        "output_tokens",
+        unit="s",
+        left_out=(LeftOut("status", ("successful",), "requests that failed or were cut off at the end"),),
+        benchmark="benchmark",
+        tokens=TokenTimes(
+            "client", first="info.timings.first_token_iteration", last="info.timings.last_token_iteration"
+        ),
+        path=RowPath(marks=("benchmarks",), steps=("benchmarks", "[benchmark]", "requests", "{status}", "[]")),
+    ),
+    AIPERF,
+    replace(
+        AIPERF,
+        prompt="metrics.input_sequence_length (tokens)",
+        output="metrics.output_sequence_length (tokens)",
+        notes=(("metrics.output_sequence_length (tokens)", TOKENIZED_AGAIN),),
+    ),
+    INFERENCE_PERF,
+    replace(
+        INFERENCE_PERF,
+        prompt="info.input_tokens",
+        output="info.response_metrics.output_tokens",
+        notes=(("info.response_metrics.output_tokens", TOKENIZED_AGAIN),),
+    ),
+    OTLP,
+    # OpenTelemetry's present names for the same two counts.
+    replace(OTLP, prompt="attributes.gen_ai.usage.input_tokens", output="attributes.gen_ai.usage.output_tokens"),
+    TraceLayout(
+        "Dynamo request trace",
+        "request.request_received_ms",
+        "request.replay.input_length",
+        "request.output_tokens",
+        hashes="request.replay.input_sequence_hashes",
+        hash_block="request.replay.trace_block_size",
+        left_out=(LeftOut("event_type", ("request_end",), "events other than the end of a request"),),
+        notes=(
+            (
+                "agent_context.session_id",
+                "requests of one session wait for each other: here they arrive at their own time stamps, however fast "
+                "the answers come",
+            ),
+        ),
+    ),
+)
+
+ROW_PATHS = tuple({layout.path: None for layout in TRACE_LAYOUTS if layout.path is not None})
+"""Where the requests stand in every nested document that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoTrace:
+    """A kind of file that people have and that cannot be a request trace."""
+
+    columns: tuple[str, ...]
+    """Columns by which it is known."""
+    reason: str
+    """What it lacks, and what to give instead."""
+
+
+NO_TRACES = (
+    NoTrace(
+        ("dependencies", "not_before_ms"),
+        "this is Dynamo's agentic Mooncake trace: its requests wait for the answers of others and have no arrival of "
+        "their own. Give the Dynamo request trace it was made from (request_received_ms).",
+    ),
+    NoTrace(
+        ("num_turns", "tool_call_latency"),
+        "this is an Applied-Compute agentic trace: it says how long tools take between turns, and when no request "
+        "arrives. Give a trace with arrivals.",
+    ),
+    NoTrace(
+        ("Run Info", "Benchmark", "Timings"),
+        "this is GuideLLM's CSV: it has one line per benchmark and no requests. Give its JSON.",
+    ),
+    NoTrace(
+        ("asctime", "levelname", "message"),
+        "this is vLLM's log in JSON lines without iterations: its requests have neither prompt nor output tokens. "
+        "Start the server with --otlp-traces-endpoint and give the spans.",
+    ),
 )
 
 ARRIVAL_STEMS = ("arrival", "arrival_time", "arrival_timestamp", "arrived_at", "timestamp", "request_time")
@@ -96,10 +326,10 @@ class TraceColumns:
     """The layout in words."""
     arrival: str
     """Name of the arrival column."""
-    prompt: str
-    """Name of the column with prompt tokens."""
-    output: str
-    """Name of the column with output tokens."""
+    prompt: str | None
+    """Name of the column with prompt tokens; None only for measurements, which may lack them."""
+    output: str | None
+    """Name of the column with output tokens; None only for measurements, where the times of the tokens say it."""
     stated: Stated
     """What is known about the unit of the arrival column."""
     notices: tuple[str, ...]
@@ -110,12 +340,28 @@ class TraceColumns:
     """Name of the column with the most output tokens each request asked for."""
     hashes: str | None = None
     """Name of the column with prefix hashes."""
+    hash_block: str | None = None
+    """Name of the column with the tokens that a hash stands for."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Rows that are no request to replay."""
+    benchmark: str | None = None
+    """Name of the column that tells several benchmarks apart."""
+    tokens: TokenTimes | None = None
+    """When the tokens came; only for measurements."""
+
+    @property
+    def parts(self) -> tuple[tuple[str, str], ...]:
+        """Part and column, for the receipt."""
+        parts = (("arrival", self.arrival), ("prompt", self.prompt), ("output", self.output))
+        return tuple((part, column) for part, column in parts if column is not None)
 
     @property
     def all(self) -> tuple[str, ...]:
         """Every column that is read."""
-        optional = (name for name in (self.priority, self.limit, self.hashes) if name is not None)
-        return (self.arrival, self.prompt, self.output, *optional)
+        optional = (self.prompt, self.output, self.priority, self.limit, self.hashes, self.hash_block, self.benchmark)
+        rules = (rule.column for rule in self.left_out)
+        tokens = () if self.tokens is None else self.tokens.all
+        return (self.arrival, *(name for name in optional if name is not None), *rules, *tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,35 +410,67 @@ def recognise_trace(schema: pa.Schema, form: str, answers: ReadAnswers, file_nam
     named = {"arrival": answers.arrival_column, "prompt": answers.prompt_column, "output": answers.output_column}
     spelled = _spelled_as_known(schema.names, (n for layout in TRACE_LAYOUTS for n in _names(layout).values()))
     layouts = [] if any(named.values()) else _complete(schema.names, spelled)
-    if len(layouts) == 1:
-        columns, name = {role: spelled[known] for role, known in _names(layouts[0]).items()}, layouts[0].name
+    if not layouts and not any(named.values()):
+        _refuse_known(schema.names, file_name)
+    layout = layouts[0] if len(layouts) == 1 else None
+    if layout is not None:
+        columns, name = {role: spelled[known] for role, known in _names(layout).items()}, layout.name
     else:
         columns, name = _column_by_column(schema, form, named, file_name), "columns by name"
     _refuse_twins(schema.names, columns.values(), file_name)
-    notices = [
-        text.format(column) for column in schema.names for key, text in UNUSED_COLUMNS.items() if column.lower() == key
-    ]
     loose = [column for column in columns.values() if column not in _all_names() and column not in named.values()]
-    if loose:
-        notices.append("columns recognised although spelled in another way: " + ", ".join(map(repr, loose)))
-    hashes = _optional(schema, HASH_NAMES, is_list=True)
-    notices += [
-        f"column {column!r} is not used (not one list of ids per row): prompts count as unlike, TTFT is an upper bound"
-        for column in schema.names
-        if column.lower() in HASH_NAMES and hashes is None
-    ]
-    stated = _stated(columns["arrival"], layouts[0] if len(layouts) == 1 and not loose else None)
-    return TraceColumns(
+    notices = ("columns recognised although spelled in another way: " + ", ".join(map(repr, loose)),) if loose else ()
+    found = TraceColumns(
         name,
         columns["arrival"],
         columns["prompt"],
         columns["output"],
-        stated,
-        tuple(notices),
-        priority=_optional(schema, PRIORITY_NAMES, is_list=False),
-        limit=_optional(schema, LIMIT_NAMES, is_list=False),
-        hashes=hashes,
+        _stated(columns["arrival"], None if loose else layout),
+        notices,
     )
+    return _with_optional(found, layout, schema)
+
+
+def recognise_measured(schema: pa.Schema, file_name: str) -> TraceColumns:
+    """Find the columns of a file that says when the tokens of its requests came.
+
+    Parameters
+    ----------
+    schema : pa.Schema
+        Names and types of the file's columns.
+    file_name : str
+        For messages.
+
+    Returns
+    -------
+    TraceColumns
+        With `tokens`; `prompt` and `output` only where the file has them.
+
+    Raises
+    ------
+    UnreadableFile
+        No layout with times of tokens.
+    BadData
+        A name occurs twice.
+    """
+    timed = [layout for layout in TRACE_LAYOUTS if layout.tokens is not None]
+    fitting = [one for one in timed if one.tokens and {one.arrival, *one.tokens.needed} <= set(schema.names)]
+    if not fitting:
+        known = "; ".join(f"{one.name} ({', '.join((one.arrival, *one.tokens.needed))})" for one in timed if one.tokens)
+        raise UnreadableFile(
+            file_name,
+            f"no measured token times; columns found: {_listed(schema.names)}. Known, each once: {known}. Give what "
+            "vllm bench serve --save-result --save-detailed writes, or a Parquet file with arrival_s and token_s.",
+        )
+    layout = next((one for one in fitting if {one.prompt, one.output} <= set(schema.names)), fitting[0])
+    assert layout.tokens is not None
+    prompt, output = (name if name in schema.names else None for name in (layout.prompt, layout.output))
+    if output is None and layout.tokens.every is None:
+        raise BadData(file_name, (_absent(layout.output, schema.names, "--output-column"),))
+    stated = _stated(layout.arrival, layout)
+    found = TraceColumns(layout.name, layout.arrival, prompt, output, stated, (), tokens=layout.tokens)
+    _refuse_twins(schema.names, (layout.arrival, layout.prompt, layout.output, *layout.tokens.all), file_name)
+    return _with_optional(found, layout, schema)
 
 
 def recognise_steps(schema: pa.Schema, form: str, answers: ReadAnswers, file_name: str) -> StepColumns:
@@ -226,15 +504,42 @@ def recognise_steps(schema: pa.Schema, form: str, answers: ReadAnswers, file_nam
     return StepColumns(f"step table ({needed})", tuple(columns.items()), notices)
 
 
-def _optional(schema: pa.Schema, names: tuple[str, ...], is_list: bool) -> str | None:
+def _with_optional(columns: TraceColumns, layout: TraceLayout | None, schema: pa.Schema) -> TraceColumns:
+    """Add the columns that a trace may have, and say which are not used."""
+    stated = TraceLayout("", "", "", "") if layout is None else layout
+    hashes = _optional(schema, HASH_NAMES if stated.hashes is None else (stated.hashes,), lists=True)
+    notices = [text for column, text in stated.notes if column in schema.names]
+    notices += [
+        text.format(column) for column in schema.names for key, text in UNUSED_COLUMNS.items() if column.lower() == key
+    ]
+    notices += [
+        f"column {column!r} is not used (not one list of ids per row): prompts count as unlike, TTFT is an upper bound"
+        for column in schema.names
+        if column.lower() in HASH_NAMES and hashes is None
+    ]
+    return replace(
+        columns,
+        notices=(*columns.notices, *notices),
+        priority=_optional(schema, PRIORITY_NAMES, lists=False),
+        limit=_optional(schema, LIMIT_NAMES if stated.limit is None else (stated.limit.lower(),), lists=False),
+        hashes=hashes,
+        hash_block=_optional(schema, (stated.hash_block or "",), lists=False),
+        left_out=stated.left_out,
+        benchmark=_optional(schema, (stated.benchmark or "",), lists=False),
+    )
+
+
+def _refuse_known(names: list[str], file_name: str) -> None:
+    """Refuse a file of which it is known why it cannot be a trace."""
+    for kind in NO_TRACES:
+        if set(kind.columns) <= set(names):
+            raise UnreadableFile(file_name, kind.reason)
+
+
+def _optional(schema: pa.Schema, names: tuple[str, ...], lists: bool) -> str | None:
     """Return the one column that is called so and is a list or not, or None."""
-    found = [field.name for field in schema if field.name.lower() in names and _is_list(field.type) == is_list]
+    found = [field.name for field in schema if field.name.lower() in names and is_list(field.type) == lists]
     return found[0] if len(found) == 1 else None
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    """Whether a column holds lists."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _column_by_column(schema: pa.Schema, form: str, named: dict[str, str | None], file_name: str) -> dict[str, str]:
@@ -250,7 +555,7 @@ def _column_by_column(schema: pa.Schema, form: str, named: dict[str, str | None]
             if _plain(column) in {_plain(name) for name in known[role]}:
                 found[role].append(column)
     if not any(found.values()) and not any(named.values()):
-        wanted = "a request trace; known: " + ", ".join(layout.name for layout in TRACE_LAYOUTS)
+        wanted = "a request trace; known: " + ", ".join(dict.fromkeys(layout.name for layout in TRACE_LAYOUTS))
         hand = "--arrival-column, --prompt-column and --output-column"
         raise _unknown_layout(schema.names, form, wanted, hand, file_name)
     problems = _misnamed(schema.names, named)
@@ -283,9 +588,10 @@ def _stated(arrival: str, layout: TraceLayout | None) -> Stated:
 
 
 def _complete(names: list[str], spelled: dict[str, str]) -> list[TraceLayout]:
-    """Layouts whose every column is there; those spelled exactly win over those spelled loosely."""
+    """Layouts whose every column is there, one a name; those spelled exactly win over those spelled loosely."""
     exact = [layout for layout in TRACE_LAYOUTS if set(_names(layout).values()) <= set(names)]
-    return exact or [layout for layout in TRACE_LAYOUTS if set(_names(layout).values()) <= set(spelled)]
+    found = exact or [layout for layout in TRACE_LAYOUTS if set(_names(layout).values()) <= set(spelled)]
+    return list({layout.name: layout for layout in reversed(found)}.values())[::-1]
 
 
 def _spelled_as_known(names: list[str], known: Iterable[str]) -> dict[str, str]:

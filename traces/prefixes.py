@@ -45,9 +45,9 @@ def output_limits(
 
 
 def prefix_hashes(
-    column: pa.ChunkedArray, name: str, prompt_tokens: npt.NDArray[np.int64]
+    column: pa.ChunkedArray, name: str, prompt_tokens: npt.NDArray[np.int64], block: pa.ChunkedArray | None = None
 ) -> tuple[PrefixHashes | None, str]:
-    """Prefix hashes with the block length that their number implies, or None; with what the user must know.
+    """Prefix hashes with the block length that is stated or that their number implies, or None; with what to know.
 
     Parameters
     ----------
@@ -56,6 +56,8 @@ def prefix_hashes(
     name : str
         The column's name, for messages.
     prompt_tokens : (n,) int64
+    block : pa.ChunkedArray, optional
+        n block lengths, where the file states them.
 
     Source
     ------
@@ -63,9 +65,9 @@ def prefix_hashes(
     """
     lists = column.combine_chunks()
     num_ids = np.nan_to_num(pc.list_value_length(lists).to_numpy(zero_copy_only=False)).astype(np.int64)
-    block_tokens = _block_tokens(num_ids, prompt_tokens)
+    block_tokens = _block_tokens(num_ids, prompt_tokens, BLOCK_TOKENS if block is None else _stated(block))
     ids = lists.flatten()
-    if block_tokens is None or ids.null_count:
+    if block_tokens is None or ids.null_count or pa.types.is_nested(ids.type):
         why = "some ids are missing" if ids.null_count else "the number of ids fits no block length"
         return None, f"column {name!r} is not used ({why}): prefix reuse is not modelled, so TTFT is an upper bound"
     codes = ids.dictionary_encode().indices.to_numpy().astype(np.int64) if len(ids) else np.zeros(0, np.int64)
@@ -74,11 +76,21 @@ def prefix_hashes(
     return PrefixHashes(codes, offsets, block_tokens), text
 
 
-def _block_tokens(num_ids: npt.NDArray[np.int64], prompt_tokens: npt.NDArray[np.int64]) -> int | None:
+def _stated(block: pa.ChunkedArray) -> tuple[int, ...]:
+    """Return the one block length that a file states, or none."""
+    stated = block.drop_null().unique()
+    if len(stated) != 1 or not pa.types.is_integer(stated.type):
+        return ()
+    return tuple(length for length in stated.to_pylist() if length > 0)
+
+
+def _block_tokens(
+    num_ids: npt.NDArray[np.int64], prompt_tokens: npt.NDArray[np.int64], possible: tuple[int, ...]
+) -> int | None:
     """The block length under which every list has an id per started, or per full, block of its prompt."""
     stated = num_ids > 0
     num_ids, prompt_tokens = num_ids[stated], prompt_tokens[stated]
-    for block_tokens in BLOCK_TOKENS:
+    for block_tokens in possible:
         started, full = -(-prompt_tokens // block_tokens), prompt_tokens // block_tokens
         if (num_ids == started).all() or (num_ids == full).all():
             return block_tokens

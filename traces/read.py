@@ -1,24 +1,28 @@
 """The door: bytes of any accepted form become a checked `RequestTrace` or `StepLog`."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.checks import (
     NUM_ROWS_NAMED,
+    Faults,
     Judged,
     Mask,
     arrival_notices,
     check_amounts,
     check_counts,
     in_time_order,
+    is_list,
     row_names,
 )
-from traces.errors import BadData, NeedsAnswer, Problem, Question, UnreadableFile
-from traces.formats import STEP_ROLES_NEEDED, StepColumns, TraceColumns, recognise_steps, recognise_trace
+from traces.errors import BadData, Choice, NeedsAnswer, Problem, Question, UnreadableFile
+from traces.formats import ROW_PATHS, STEP_ROLES_NEEDED, StepColumns, TraceColumns, recognise_steps, recognise_trace
 from traces.prefixes import output_limits, prefix_hashes, priorities
 from traces.receipt import Dropped, Receipt
 from traces.requests import RequestTrace
@@ -26,6 +30,29 @@ from traces.server_log import LogSteps, is_server_log, parse_server_log
 from traces.steps import StepLog
 from traces.tables import Decoded, OpenedFile, Source, columns_of, decode, open_file
 from traces.units import NS_PER_UNIT, Arrivals, Times, decide_arrivals, read_times, unit_in_name, unit_question
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckedRequests:
+    """n requests of a file that can be used, ordered by arrival."""
+
+    columns: TraceColumns
+    """Which column plays which part."""
+    table: pa.Table
+    """n rows as the file has them."""
+    rows: npt.NDArray[np.int64]
+    """(n,) data row of the file, counted from 0."""
+    arrival_ns: npt.NDArray[np.int64]
+    """(n,) nanoseconds since the first arrival, never decreasing; ties keep the order of the file."""
+    origin: float
+    """The first arrival as the file has it."""
+    prompt_tokens: npt.NDArray[np.int64] | None
+    """(n,) tokens in the prompt; None where a measurement does not say."""
+    output_tokens: npt.NDArray[np.int64]
+    """(n,) tokens generated, at least 1."""
+    receipt: Receipt
+    """How the file was read."""
+
 
 SPECULATION = "the steps decode several tokens per request: speculation is not modelled"
 
@@ -36,7 +63,7 @@ def read_trace(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) 
     Parameters
     ----------
     file : bytes, memoryview or path
-        Parquet, CSV or JSON lines, each also gzip- or zstd-compressed; told apart by content.
+        Parquet, CSV or JSON, each also gzip- or zstd-compressed; told apart by content.
     file_name : str
         As the user named it; for messages and the receipt.
     answers : ReadAnswers
@@ -56,42 +83,94 @@ def read_trace(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) 
     NeedsAnswer
         The file alone does not settle its meaning.
     """
-    opened = open_file(file, file_name)
+    checked = check_requests(file, file_name, answers, recognise_trace)
+    columns, table = checked.columns, checked.table
+    assert checked.prompt_tokens is not None
+    notices = checked.receipt.notices
+    priority = limits = hashes = None
+    if columns.priority is not None:
+        priority, notice = priorities(table[columns.priority], columns.priority)
+        notices += (notice,)
+    if columns.limit is not None:
+        limits, notice = output_limits(table[columns.limit], columns.limit, checked.output_tokens)
+        notices += (notice,)
+    if columns.hashes is not None:
+        block = None if columns.hash_block is None else table[columns.hash_block]
+        hashes, notice = prefix_hashes(table[columns.hashes], columns.hashes, checked.prompt_tokens, block)
+        notices += (notice,)
+    return RequestTrace(
+        arrival_s=checked.arrival_ns / 1e9,
+        prompt_tokens=checked.prompt_tokens,
+        output_tokens=checked.output_tokens,
+        source_row=checked.rows,
+        priority=priority,
+        max_tokens=limits,
+        prefix_hashes=hashes,
+        receipt=replace(checked.receipt, notices=notices),
+    )
+
+
+def check_requests(
+    file: Source,
+    file_name: str,
+    answers: ReadAnswers,
+    recognise: Callable[[pa.Schema, str, ReadAnswers, str], TraceColumns],
+) -> CheckedRequests:
+    """Read what traces and measurements have in common; parameters and errors as `read_trace`.
+
+    `recognise` finds the columns.
+    """
+    opened = open_file(file, file_name, ROW_PATHS)
     if opened.text is not None and is_server_log(opened.text):
         raise UnreadableFile(file_name, "this is a vLLM server log: it holds engine steps, give it as the step log.")
     schema = columns_of(opened, file_name)
-    columns = recognise_trace(schema, opened.form, answers, file_name)
+    columns = recognise(schema, opened.form, answers, file_name)
     decoded = decode(opened, schema, columns.all, file_name)
     if not decoded.num_rows:
         raise _no_rows(file_name, "no requests")
+    decoded, left_out = _left_out(*_one_benchmark(decoded, columns.benchmark, answers.benchmark, file_name), columns)
     times = read_times(decoded.table[columns.arrival], columns.arrival, decoded.rows)
-    output = check_counts(decoded.table[columns.output], columns.output, decoded.rows, least=0)
+    output = _output(decoded, columns)
     failed = ~output.bad & (output.values == 0)
-    prompt = check_counts(decoded.table[columns.prompt], columns.prompt, decoded.rows, least=1, excused=failed)
-    problems = (*decoded.problems, *times.problems, *prompt.problems, *output.problems)
+    prompt = None
+    if columns.prompt is not None:
+        prompt = check_counts(decoded.table[columns.prompt], columns.prompt, decoded.rows, least=1, excused=failed)
+    problems = (*decoded.problems, *times.problems, *(prompt.problems if prompt else ()), *output.problems)
     dropped = _dropped(problems, answers, file_name)
-    good = ~(times.bad | prompt.bad | output.bad)
+    good = ~(times.bad | output.bad | (prompt.bad if prompt else False))
     failed &= good
     keep = good & ~failed
     if not keep.any():
         raise _no_rows(file_name, "no requests with output tokens")
-    arrivals = _decide(times.kept(keep), columns, answers, file_name)
-    return _trace(
-        arrivals,
-        (prompt.values[keep], output.values[keep], decoded.rows[keep]),
-        (columns, decoded.table.filter(pa.array(keep))),
-        answers.clock_change,
-        Receipt(
+    times = times.kept(keep)
+    arrivals = _decide(times, columns, answers, file_name)
+    ordered = in_time_order(arrivals.ns, decoded.rows[keep], arrivals.naive, answers.clock_change)
+    if isinstance(ordered, Question):
+        raise NeedsAnswer(file_name, (ordered,))
+    arrival_ns, order, order_notices = ordered
+    return CheckedRequests(
+        columns=columns,
+        table=decoded.table.filter(pa.array(keep)).take(order),
+        rows=decoded.rows[keep][order],
+        arrival_ns=arrival_ns,
+        origin=times.values.min(),
+        prompt_tokens=None if prompt is None else prompt.values[keep][order],
+        output_tokens=output.values[keep][order],
+        receipt=Receipt(
             file_name=file_name,
             file_digest=opened.digest,
             layout=f"{columns.layout}, {opened.form}",
             num_rows=decoded.num_rows,
             num_kept=int(keep.sum()),
-            columns=(("arrival", columns.arrival), ("prompt", columns.prompt), ("output", columns.output)),
+            columns=columns.parts,
             time_unit=arrivals.unit,
             time_unit_reason=arrivals.reason,
-            dropped=dropped + _failed(decoded.rows[failed]),
-            notices=columns.notices + _failed_notice(decoded.rows[failed]),
+            dropped=left_out + dropped + _failed(decoded.rows[failed]),
+            notices=columns.notices
+            + tuple(f"left out, {one.num_rows:,} of the rows: {one.reason}" for one in left_out)
+            + _failed_notice(decoded.rows[failed])
+            + order_notices
+            + arrival_notices(arrival_ns),
         ),
     )
 
@@ -144,40 +223,67 @@ def _decide(times: Times, columns: TraceColumns, answers: ReadAnswers, file_name
     return decision
 
 
-def _trace(
-    arrivals: Arrivals,
-    values: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]],
-    optional: tuple[TraceColumns, pa.Table],
-    clock_change: str | None,
-    receipt: Receipt,
-) -> RequestTrace:
-    """Sort by arrival and say what was done."""
-    prompt_tokens, output_tokens, rows = values
-    ordered = in_time_order(arrivals.ns, rows, arrivals.naive, clock_change)
-    if isinstance(ordered, Question):
-        raise NeedsAnswer(receipt.file_name, (ordered,))
-    arrival_ns, order, order_notices = ordered
-    (columns, table), notices = optional, order_notices + arrival_notices(arrival_ns)
-    priority = limits = hashes = None
-    if columns.priority is not None:
-        priority, notice = priorities(table[columns.priority].take(order), columns.priority)
-        notices += (notice,)
-    if columns.limit is not None:
-        limits, notice = output_limits(table[columns.limit].take(order), columns.limit, output_tokens[order])
-        notices += (notice,)
-    if columns.hashes is not None:
-        hashes, notice = prefix_hashes(table[columns.hashes].take(order), columns.hashes, prompt_tokens[order])
-        notices += (notice,)
-    return RequestTrace(
-        arrival_s=arrival_ns / 1e9,
-        prompt_tokens=prompt_tokens[order],
-        output_tokens=output_tokens[order],
-        source_row=rows[order],
-        priority=priority,
-        max_tokens=limits,
-        prefix_hashes=hashes,
-        receipt=replace(receipt, notices=receipt.notices + notices),
+def _one_benchmark(
+    decoded: Decoded, column: str | None, answer: str | None, file_name: str
+) -> tuple[Decoded, tuple[Dropped, ...]]:
+    """Keep the benchmark that the user chose, where a file has several."""
+    if column is None:
+        return decoded, ()
+    places = decoded.table[column].cast(pa.string()).fill_null("")
+    choices = tuple(
+        Choice(one["values"], f"benchmark {one['values']}, {one['counts']:,} requests")
+        for one in pc.value_counts(places).to_pylist()
     )
+    if len(choices) < 2 or answer == "all":
+        return decoded, ()
+    if answer not in {choice.value for choice in choices}:
+        everything = Choice("all", f"all {len(decoded.rows):,} requests, as they came one benchmark after the other")
+        text = f"The file holds {len(choices):,} benchmarks. Which one is meant?"
+        raise NeedsAnswer(file_name, (Question("benchmark", None, text, (*choices, everything)),))
+    return _without(decoded, pc.not_equal(places, answer).to_numpy(), f"requests of other benchmarks than {answer}")
+
+
+def _left_out(
+    decoded: Decoded, dropped: tuple[Dropped, ...], columns: TraceColumns
+) -> tuple[Decoded, tuple[Dropped, ...]]:
+    """Leave out what is no request to replay, by the rules of the layout."""
+    for rule in columns.left_out:
+        if rule.column in decoded.table.column_names:
+            column = decoded.table[rule.column]
+            try:
+                said = column.cast(pa.string()).fill_null("")
+            except pa.ArrowException:
+                # Lists and the like say nothing by their value; that they are there says something.
+                said = pc.if_else(column.is_null(), "", "…")
+            others = pc.invert(pc.is_in(said, pa.array(rule.keep))).to_numpy()
+            words = ", ".join(word[:40] for word in said.filter(pa.array(others)).unique().to_pylist()[:3])
+            decoded, more = _without(decoded, others, f"{rule.reason} ({rule.column}: {words})")
+            dropped += more
+    return decoded, dropped
+
+
+def _without(decoded: Decoded, mask: Mask, reason: str) -> tuple[Decoded, tuple[Dropped, ...]]:
+    """Leave out the rows of `mask`, and say so."""
+    rows = decoded.rows[mask]
+    if not len(rows):
+        return decoded, ()
+    rest = replace(decoded, table=decoded.table.filter(pa.array(~mask)), rows=decoded.rows[~mask])
+    return rest, (Dropped(reason, len(rows), _first(rows)),)
+
+
+def _output(decoded: Decoded, columns: TraceColumns) -> Judged:
+    """Judge the output tokens; where only their times are known, count those."""
+    if columns.output is not None:
+        return check_counts(decoded.table[columns.output], columns.output, decoded.rows, least=0)
+    assert columns.tokens is not None
+    assert columns.tokens.every is not None
+    faults = Faults(columns.tokens.every, decoded.rows)
+    lists = decoded.table[columns.tokens.every]
+    if pa.types.is_null(lists.type) or is_list(lists.type):
+        lengths = pc.list_value_length(lists.cast(lists.type if is_list(lists.type) else pa.list_(pa.float64())))
+        return faults.judged(lengths.fill_null(0).to_numpy().astype(np.int64))
+    faults.add(np.ones(len(lists), np.bool_), f"values of type {lists.type}", "lists of times")
+    return faults.judged(np.zeros(len(lists), np.int64))
 
 
 def _steps_of_log(opened: OpenedFile, file_name: str) -> StepLog:

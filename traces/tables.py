@@ -5,23 +5,26 @@ The form is decided by content, never by the file's name. Only the columns that 
 
 import csv
 import hashlib
-import json
+import io
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
-from traces.checks import MEND, NUM_ROWS_NAMED
+from traces.checks import MEND, NUM_ROWS_NAMED, is_text
 from traces.errors import Problem, UnreadableFile
+from traces.nested import RowPath, has_marks, load, rows_of
 
 Source = bytes | memoryview | str | os.PathLike[str]
 """An uploaded file's bytes, or the path of a file."""
@@ -32,7 +35,13 @@ MAX_DECODED_BYTES = 1 << 30
 MAX_ROWS = 20_000_000
 """Most rows of a table."""
 
-ACCEPTED = "Parquet, CSV or JSON lines, each also gzip- or zstd-compressed, or a vLLM server log"
+MAX_PARSED_BYTES = 3 << 30
+"""Most memory that one JSON document may need once parsed."""
+
+MAX_ROW_GROUPS = 100_000
+"""Most row groups of Parquet: each costs memory before a single row is read."""
+
+ACCEPTED = "Parquet, CSV or JSON, each also gzip- or zstd-compressed, or a vLLM server log"
 
 MAGICS = (
     (b"PK\x03\x04", "a zip archive (or a spreadsheet)"),
@@ -51,8 +60,11 @@ MAGICS = (
 BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 """Control bytes that no text has; escape is left out, since logs have colours."""
 
-NUM_LINES_LOOKED_AT = 100
-"""JSON lines whose keys make up the columns."""
+NUM_ROWS_LOOKED_AT = 100
+"""Rows of JSON whose keys make up the columns."""
+
+NUM_ROWS_AT_ONCE = 10_000
+"""Rows of JSON that are Python objects at one time."""
 
 # Rows with a long prompt in them must fit one block of Arrow's text readers.
 BLOCK_BYTES = 1 << 26
@@ -84,9 +96,13 @@ class OpenedFile:
     """The decompressed text; None for Parquet."""
     buffer: pa.Buffer
     """The decompressed bytes."""
+    documents: tuple[Any, ...] | None = None
+    """What JSON that is no JSON lines holds, parsed."""
+    row_path: RowPath | None = None
+    """Where the requests stand in each JSON document; None = each is one."""
 
 
-def open_file(file: Source, file_name: str) -> OpenedFile:
+def open_file(file: Source, file_name: str, row_paths: Sequence[RowPath] = ()) -> OpenedFile:
     """Decompress a file and find out its form.
 
     Parameters
@@ -95,6 +111,8 @@ def open_file(file: Source, file_name: str) -> OpenedFile:
         The file.
     file_name : str
         As the user named it; for messages only.
+    row_paths : sequence of RowPath
+        The documents of other tools that are looked into.
 
     Returns
     -------
@@ -121,19 +139,24 @@ def open_file(file: Source, file_name: str) -> OpenedFile:
     text = _utf8(buffer)
     if not text.strip():
         raise UnreadableFile(file_name, f"the file is empty; accepted: {ACCEPTED}.")
-    form = {b"{": "JSON lines", b"[": "a JSON array"}.get(text.lstrip()[:1], "CSV")
-    return OpenedFile(form + wrapping, digest, text, pa.py_buffer(text))
+    opened = OpenedFile("CSV" + wrapping, digest, text, pa.py_buffer(text))
+    if text.lstrip()[:1] not in (b"{", b"["):
+        return opened
+    with readable(file_name, "JSON"):
+        form, documents = _json_form(text, file_name)
+        opened = replace(opened, form=form + wrapping, documents=documents)
+        first = next((one for one in islice(_documents(opened, file_name), NUM_ROWS_LOOKED_AT) if one), None)
+    return replace(opened, row_path=next((path for path in row_paths if has_marks(first, path)), None))
 
 
 def columns_of(opened: OpenedFile, file_name: str) -> pa.Schema:
-    """Return names and types of the file's columns; of CSV, every type is text."""
+    """Return names and types of the file's columns; of CSV, every type is text; of JSON, what its first rows have."""
     with readable(file_name, opened.form):
         if opened.text is None:
             return pq.read_schema(pa.BufferReader(opened.buffer))
         if opened.form.startswith("CSV"):
             return pa.schema([(name, pa.string()) for name in _header(opened.text)[0]])
-        records = _array(opened.text) if opened.form.startswith("a JSON array") else _first_records(opened.text)
-        return _schema_of(records)
+        return _schema_of(islice(_rows(opened, file_name), NUM_ROWS_LOOKED_AT))
 
 
 def decode(opened: OpenedFile, schema: pa.Schema, names: Sequence[str], file_name: str) -> Decoded:
@@ -146,7 +169,8 @@ def decode(opened: OpenedFile, schema: pa.Schema, names: Sequence[str], file_nam
     schema : pa.Schema
         From `columns_of`.
     names : sequence of str
-        Columns of `schema`, each there once.
+        Columns, each at most once in `schema`. Of those that are not there, JSON gives what later rows may have;
+        Parquet and CSV leave them out.
     file_name : str
         For messages.
 
@@ -157,13 +181,11 @@ def decode(opened: OpenedFile, schema: pa.Schema, names: Sequence[str], file_nam
     names = list(dict.fromkeys(names))
     with readable(file_name, opened.form):
         if opened.text is None:
-            decoded = _decode_parquet(opened.buffer, names, file_name)
+            decoded = _decode_parquet(opened.buffer, [name for name in names if name in schema.names], file_name)
         elif opened.form.startswith("CSV"):
-            decoded = _decode_csv(opened.text, names)
-        elif opened.form.startswith("a JSON array"):
-            decoded = _from_records(enumerate(_array(opened.text)), names)
+            decoded = _decode_csv(opened.text, [name for name in names if name in schema.names])
         else:
-            decoded = _decode_json_lines(opened.text, schema, names)
+            decoded = _flat_json_lines(opened, schema, names) or _from_rows(_rows(opened, file_name), names, file_name)
     if decoded.num_rows > MAX_ROWS:
         raise _too_large(file_name)
     return decoded
@@ -228,10 +250,16 @@ def _too_large(file_name: str) -> UnreadableFile:
 
 def _decode_parquet(buffer: pa.Buffer, names: list[str], file_name: str) -> Decoded:
     """Decode some columns of Parquet, batch by batch, so that the limits hold whatever the metadata say."""
-    file = pq.ParquetFile(pa.BufferReader(buffer))
+    with pa.BufferReader(buffer) as reader:
+        metadata = pq.read_metadata(reader)
+    if metadata.num_row_groups > MAX_ROW_GROUPS or metadata.num_rows > MAX_ROWS or _unpacked(metadata, names):
+        raise _too_large(file_name)
+    # Texts come as dictionaries: a file of a few bytes may repeat one long text in every row.
+    texts = [field.name for field in pq.read_schema(pa.BufferReader(buffer)) if is_text(field.type)]
+    file = pq.ParquetFile(pa.BufferReader(buffer), metadata=metadata, read_dictionary=[n for n in texts if n in names])
     batches, num_rows, size = [], 0, 0
     for batch in file.iter_batches(batch_size=65_536, columns=names):
-        num_rows, size = num_rows + batch.num_rows, size + batch.nbytes
+        num_rows, size = num_rows + batch.num_rows, size + sum(map(_num_bytes, batch.columns))
         if size > MAX_DECODED_BYTES or num_rows > MAX_ROWS:
             raise _too_large(file_name)
         batches.append(batch)
@@ -239,6 +267,26 @@ def _decode_parquet(buffer: pa.Buffer, names: list[str], file_name: str) -> Deco
     table = pa.Table.from_batches([batch.select(names) for batch in batches], None if batches else schema)
     table.validate(full=True)
     return Decoded(table, np.arange(num_rows), (), num_rows)
+
+
+def _unpacked(metadata: pq.FileMetaData, names: list[str]) -> bool:
+    """Whether the columns used hold more than the limit by what the file says itself, before anything is unpacked."""
+    size = 0
+    for group in range(metadata.num_row_groups):
+        for place in range(metadata.num_columns):
+            column = metadata.row_group(group).column(place)
+            if column.path_in_schema.split(".list.")[0] in names:
+                # Run lengths make many values of few bytes.
+                size += max(column.total_uncompressed_size, 8 * column.num_values)
+    return size > MAX_DECODED_BYTES
+
+
+def _num_bytes(column: pa.Array) -> int:
+    """Size of a column, of a dictionary once every row has its text."""
+    if not pa.types.is_dictionary(column.type) or not is_text(column.type.value_type):
+        return int(column.nbytes)
+    lengths = pc.binary_length(column.dictionary).take(column.indices)
+    return int(pc.sum(lengths.cast(pa.int64())).as_py() or 0)
 
 
 def _header(text: bytes) -> tuple[list[str], str]:
@@ -279,91 +327,141 @@ def _decode_csv(text: bytes, names: list[str]) -> Decoded:
     return Decoded(table, np.setdiff1d(np.arange(num_rows), bad), problems, num_rows)
 
 
-def _decode_json_lines(text: bytes, schema: pa.Schema, names: list[str]) -> Decoded:
-    """Decode some fields of JSON lines; Arrow's fast reader first, a patient one where it gives up."""
-    fields = [schema.field(name) for name in names]
-    if not any(pa.types.is_nested(field.type) or pa.types.is_null(field.type) for field in fields):
-        try:
-            table = pa_json.read_json(
-                pa.BufferReader(text),
-                read_options=pa_json.ReadOptions(block_size=min(len(text) + 1, BLOCK_BYTES)),
-                parse_options=pa_json.ParseOptions(
-                    explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"
-                ),
-            ).select(names)
-        except (pa.ArrowException, KeyError):
-            pass
-        else:
-            return Decoded(table, np.arange(table.num_rows), (), table.num_rows)
-    lines = (line for line in text.split(b"\n") if line.strip())
-    return _from_records(((row, _record(line)) for row, line in enumerate(lines)), names)
+def _json_form(text: bytes, file_name: str) -> tuple[str, tuple[Any, ...] | None]:
+    """Tell JSON lines, read line by line, from an array and from one document, parsed at once."""
+    if text.lstrip()[:1] == b"[":
+        items = _parsed(text, file_name)
+        return "a JSON array", tuple(items)
+    if isinstance(_record(io.BytesIO(text.lstrip()).readline(), file_name), dict):
+        return "JSON lines", None
+    try:
+        return "a JSON document", (_parsed(text, file_name),)
+    except (ValueError, RecursionError):
+        return "JSON lines", None
 
 
-def _from_records(records: Iterator[tuple[int, Any]], names: list[str]) -> Decoded:
-    """Columns from JSON objects, one by one; what is no object is listed."""
-    values: dict[str, list[Any]] = {name: [] for name in names}
-    rows, bad = [], []
-    for row, record in records:
-        if not isinstance(record, dict):
-            bad.append(row)
-            continue
-        rows.append(row)
+def _documents(opened: OpenedFile, file_name: str) -> Iterator[Any]:
+    """Give every JSON document of the file; None for a broken line."""
+    if opened.documents is not None:
+        yield from opened.documents
+        return
+    assert opened.text is not None
+    # Line by line: a list of all lines would be as large as the file again.
+    for line in io.BytesIO(opened.text):
+        if line.strip():
+            yield _record(line, file_name)
+
+
+def _rows(opened: OpenedFile, file_name: str) -> Iterator[dict[str, Any] | None]:
+    """Give every row of a JSON file, flat; None for what is no row."""
+    for number, document in enumerate(_documents(opened, file_name)):
+        yield from rows_of(document, opened.row_path, number)
+
+
+def _flat_json_lines(opened: OpenedFile, schema: pa.Schema, names: list[str]) -> Decoded | None:
+    """Decode some fields of flat JSON lines by Arrow's fast reader; None where that is not possible."""
+    if opened.documents is not None or opened.row_path is not None or any(map(pa.types.is_struct, schema.types)):
+        return None
+    fields = [schema.field(name) if name in schema.names else pa.field(name, pa.string()) for name in names]
+    if any(pa.types.is_null(field.type) or pa.types.is_nested(field.type) for field in fields):
+        return None
+    assert opened.text is not None
+    try:
+        table = pa_json.read_json(
+            pa.BufferReader(opened.text),
+            read_options=pa_json.ReadOptions(block_size=min(len(opened.text) + 1, BLOCK_BYTES)),
+            parse_options=pa_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
+        ).select(names)
+    except (pa.ArrowException, KeyError):
+        return None
+    return Decoded(table, np.arange(table.num_rows), (), table.num_rows)
+
+
+def _from_rows(found: Iterator[dict[str, Any] | None], names: list[str], file_name: str) -> Decoded:
+    """Columns from flat rows, some thousands at a time; what is no row is listed."""
+    pieces: dict[str, list[pa.Array]] = {name: [] for name in names}
+    rows: list[int] = []
+    bad: list[int] = []
+    num_rows = 0
+    while some := list(islice(found, NUM_ROWS_AT_ONCE)):
+        bad += [num_rows + place for place, record in enumerate(some) if record is None]
+        rows += [num_rows + place for place, record in enumerate(some) if record is not None]
         for name in names:
-            values[name].append(record.get(name))
-    problems = (_broken_rows("not a JSON object", "one JSON object per line", np.array(bad)),) if bad else ()
-    table = pa.table({name: _array_of(some) for name, some in values.items()})
-    return Decoded(table, np.array(rows, dtype=np.int64), problems, len(rows) + len(bad))
+            pieces[name].append(_array_of([record.get(name) for record in some if record is not None]))
+        num_rows += len(some)
+        if num_rows > MAX_ROWS:
+            raise _too_large(file_name)
+    problems = (_broken_rows("no request as this layout has them", "JSON objects", np.array(bad)),) if bad else ()
+    table = pa.table({name: _joined(arrays) for name, arrays in pieces.items()})
+    return Decoded(table, np.array(rows, dtype=np.int64), problems, num_rows)
 
 
 def _array_of(values: list[Any]) -> pa.Array:
-    """Numbers as numbers; a mixture as text, so that the odd ones can be named."""
+    """Numbers as numbers; a mixture as text, so that the odd ones can be named; objects only as being there."""
+    values = ["{…}" if _holds_objects(value) else value for value in values]
     try:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, ValueError):
-        return pa.array([None if value is None else str(value) for value in values], pa.string())
+        if all(value is None or isinstance(value, list) for value in values):
+            return pa.array([None if value is None else [str(item) for item in value] for value in values])
+        return _text_of(values)
 
 
-def _record(line: bytes) -> Any:
+def _joined(arrays: list[pa.Array]) -> pa.ChunkedArray:
+    """One column from its pieces, whose types may differ."""
+    try:
+        tables = [pa.table({"": array}) for array in arrays] or [pa.table({"": pa.nulls(0)})]
+        return pa.concat_tables(tables, promote_options="permissive").column(0)
+    except pa.ArrowException:
+        return pa.chunked_array([_text_of(array.to_pylist()) for array in arrays], pa.string())
+
+
+def _text_of(values: list[Any]) -> pa.Array:
+    """Write any values as text."""
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+
+def _holds_objects(value: Any) -> bool:
+    """Whether a value is an object, or a list of more than plain values."""
+    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict | list) for item in value))
+
+
+def _record(line: bytes, file_name: str) -> Any:
     """Parse one line of JSON; None when it is broken or gives a key twice."""
     try:
-        return json.loads(line, object_pairs_hook=_no_twins)
+        return _parsed(line, file_name)
     except (ValueError, RecursionError):
         return None
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object that gives a key twice: nobody can say which value is meant."""
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        raise ValueError("a key occurs twice")
-    return record
+def _parsed(text: bytes, file_name: str) -> Any:
+    """Parse a JSON document, if it fits the memory meant for it."""
+    # Upper bounds in CPython: four bytes a character, an object or list, a number with its place in a list.
+    size = 4 * len(text) + 150 * (text.count(b"{") + text.count(b"[")) + 32 * text.count(b",")
+    if size > MAX_PARSED_BYTES:
+        raise UnreadableFile(
+            file_name,
+            f"a JSON document of {len(text) >> 20:,} MiB would take about {size >> 20:,} MiB once parsed, more than "
+            f"the limit of {MAX_PARSED_BYTES >> 20:,} MiB. Leave prompts and outputs out of the export, or give the "
+            "requests as Parquet.",
+        )
+    return load(text)
 
 
-def _first_records(text: bytes) -> list[Any]:
-    """Return the objects of the first lines; of a single document spread over lines, that document."""
-    lines = re.split(rb"\r?\n", text.strip(), maxsplit=NUM_LINES_LOOKED_AT)
-    records = [record for line in lines[:NUM_LINES_LOOKED_AT] if isinstance(record := _record(line), dict)]
-    return records or [json.loads(text)]
-
-
-def _array(text: bytes) -> list[Any]:
-    """Return the items of a JSON array."""
-    items = json.loads(text)
-    if not isinstance(items, list):
-        raise ValueError("not an array")
-    return items
-
-
-def _schema_of(records: list[Any]) -> pa.Schema:
-    """Names and types of the fields of some JSON objects."""
+def _schema_of(rows: Iterator[dict[str, Any] | None]) -> pa.Schema:
+    """Names and types of the fields of some rows."""
     values: dict[str, list[Any]] = {}
-    for record in records:
-        if isinstance(record, dict):
-            for name, value in record.items():
-                values.setdefault(name, []).append(value)
+    for row in rows:
+        for name, value in (row or {}).items():
+            values.setdefault(name, []).append(value)
     if not values:
         raise ValueError("no JSON objects with named fields")
-    return pa.schema([(name, _array_of(some).type) for name, some in values.items()])
+    return pa.schema([(name, _type_of(some)) for name, some in values.items()])
+
+
+def _type_of(values: list[Any]) -> pa.DataType:
+    """Type of a column; of objects, only that they are some."""
+    return pa.struct([]) if any(map(_holds_objects, values)) else _array_of(values).type
 
 
 def _broken_rows(found: str, allowed: str, rows: npt.NDArray[np.int64]) -> Problem:

@@ -2,68 +2,88 @@
 
 import gzip
 import json
+import re
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from recount import recount
 from shared import files, shared_path
 
 from traces.answers import ReadAnswers
 from traces.errors import InputError
+from traces.measured import read_measured
 from traces.read import read_steps, read_trace
 from traces.requests import RequestTrace
 from traces.server_log import ITERATION_START
-from traces.steps import StepLog
 
-TOKEN_COLUMNS = {
-    "azure": ("ContextTokens", "GeneratedTokens"),
-    "mooncake": ("input_length", "output_length"),
-    "vllm_bench": ("input_length", "output_length"),
-    "servegen": ("input_tokens", "output_tokens"),
-    "litellm": ("prompt_tokens", "completion_tokens"),
-    "burstgpt": ("Request tokens", "Response tokens"),
-    "vidur": ("num_prefill_tokens", "num_decode_tokens"),
-    "llmservingsim": ("input_toks", "output_toks"),
-    "requests": ("input_toks", "output_toks"),
-}
 READERS = {".parquet": pd.read_parquet, ".csv": pd.read_csv, ".jsonl": lambda path: pd.read_json(path, lines=True)}
 
-
-def token_columns(path: Path) -> tuple[str, str] | None:
-    name = path.name.replace("dynamo_replay_mooncake", "mooncake").replace("dynamo_mooncake", "mooncake")
-    name = name.replace("aiperf_mooncake", "mooncake")
-    return next((columns for start, columns in TOKEN_COLUMNS.items() if name.startswith(start)), None)
+NO_TRACES = {
+    "*iteration_log*": "give it as the step log",
+    "*statlogger*": "not known",
+    "*metrics_scrape*": "not known",
+    "*completion_response*": "not known",
+    "*request_log*": "neither prompt nor output tokens",
+    "guidellm*.csv": "Give its JSON",
+    "dynamo_replay_agentic-mooncake*": "no arrival of their own",
+    "dynamo_replay_applied-compute*": "when no request arrives",
+}
+"""Files that cannot be request traces, and the reason that must be given. Everything else must be read."""
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("path", [*files("data/traces/*"), *files("data/formats/*"), *files("data/e2e/*/requests*")])
-def test_trace_has_the_totals_that_pandas_counts(path: Path) -> None:
-    columns = token_columns(path)
+def test_trace_has_the_totals_of_an_independent_count(path: Path) -> None:
     answers = ReadAnswers(arrival_unit="ms" if "mooncake" in path.name else None)
-    if columns is None:
-        with pytest.raises(InputError):
+    reason = next((reason for pattern, reason in NO_TRACES.items() if fnmatch(path.name, pattern)), None)
+    if reason is not None:
+        with pytest.raises(InputError, match=reason):
             read_trace(path, path.name, answers)
         return
     trace = read_trace(path, path.name, answers)
-    frame = READERS[path.suffix](path)
-    frame = frame[frame[columns[1]] > 0]
-    assert len(trace) == len(frame)
-    assert trace.prompt_tokens.sum() == frame[columns[0]].sum()
-    assert trace.output_tokens.sum() == frame[columns[1]].sum()
-    assert np.all(np.diff(trace.arrival_s) >= 0)
+    assert trace.receipt is not None
+    assert_counted(trace, path.read_bytes())
+    rows = rows_stated(path)
+    assert rows is None or rows[0] <= trace.receipt.num_rows <= rows[1]
+
+
+def assert_counted(trace: RequestTrace, data: bytes, benchmark: str | None = None) -> None:
+    """Hold a trace to what the plainest Python counts in its file."""
+    receipt = trace.receipt
+    assert receipt is not None
+    counted = recount(data, receipt.layout, dict(receipt.columns), receipt.time_unit, benchmark)
+    assert len(trace) == receipt.num_kept == counted.num_requests
+    assert trace.prompt_tokens.sum() == counted.prompt_tokens
+    assert trace.output_tokens.sum() == counted.output_tokens
+    assert trace.arrival_s.tolist() == [ns / 1e9 for ns in counted.arrivals_ns]
+    assert receipt.num_rows == receipt.num_kept + sum(dropped.num_rows for dropped in receipt.dropped)
+
+
+def rows_stated(path: Path) -> tuple[int, int] | None:
+    """Fewest and most rows that SOURCES.md says a file has; None when it does not name it."""
+    for line in shared_path("data", "SOURCES.md").read_text(encoding="utf-8").split("\n"):
+        names, _, rows = line.strip("| ").partition(" | ")
+        if any(fnmatch(path.name, name.strip()) for name in re.split("[,/]", names)):
+            numbers = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", rows.split(" | ")[0])]
+            few = numbers[0] if re.search(r"\d-\d", rows.split(" | ")[0]) else numbers[-1]
+            slack = 1 if "about" in rows.split(" | ")[0] else 0
+            return few - slack, numbers[-1] + slack
+    return None
 
 
 @pytest.mark.data
 @pytest.mark.parametrize("path", [*files("data/formats/*"), *files("data/e2e/**/*"), *files("data/*.md")])
 def test_any_file_is_read_or_refused_in_words(path: Path) -> None:
-    for read in (read_trace, read_steps):
+    for read in (read_trace, read_steps, read_measured):
         message = outcome(read, path)
         assert message is None or (path.name in message and "Traceback" not in message)
 
 
-def outcome(read: Callable[[Path, str], RequestTrace | StepLog], path: Path) -> str | None:
+def outcome(read: Callable[[Path, str], object], path: Path) -> str | None:
     try:
         read(path, path.name)
     except InputError as refusal:

@@ -4,12 +4,13 @@ import time
 
 import streamlit as st
 
-from app import compute, frames, panels
+from app import compute, frames, panels, state
 from app.compute import PlanJob, Status
 from app.figures import distributions, theme, tradeoff
 from app.figures.distributions import Latencies
 from app.figures.labels import answer_label, percent
 from planner.export import serve_command
+from planner.measured import trust_sentence
 from planner.search import NUM_DRAWS, Recommendation
 from planner.verdict import (
     binding_constraint,
@@ -42,6 +43,7 @@ def show_answer(job: PlanJob) -> None:
     plan = job.result
     assert plan is not None
     _show_verdict(plan)
+    _show_trust()
     _show_command(plan)
     st.subheader("Today, recommended, and vLLM's default" if plan.best else "Today, the closest, and vLLM's default")
     st.table(frames.comparison(plan), border="horizontal")
@@ -83,6 +85,13 @@ def _show_verdict(plan: Recommendation) -> None:
         f"{sure} The worst gap of any request is {seconds(summary.itl.max_s)}; "
         f"{seconds(summary.stalled_s)} stalled beyond the target, summed over all requests."
     )
+
+
+def _show_trust() -> None:
+    """How a replay compares with what was measured, where that is known."""
+    comparisons = state.session().compared
+    if comparisons is not None:
+        st.markdown(f"{trust_sentence(comparisons)} The Calibration page shows it.")
 
 
 def _show_command(plan: Recommendation) -> None:

@@ -25,6 +25,7 @@ from planner.inside.phases import Life, life_of
 from planner.inside.step_table import StepRow, step_table
 from planner.inside.timeline import Timeline, timeline
 from planner.inside.worst_gaps import WorstGap, worst_gaps
+from planner.measured import Comparison, compare, served
 from planner.metrics import Distribution, distribution, itl, ttft_s
 from planner.replay import Replay, replay, warm_up
 from planner.search import Objective, Recommendation
@@ -33,6 +34,7 @@ from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_mod
 from traces import read
 from traces.answers import ReadAnswers
 from traces.errors import InputError
+from traces.measured import MeasuredRequests, read_measured
 from traces.requests import RequestTrace
 from traces.steps import StepLog
 
@@ -97,6 +99,25 @@ def fit_aligned(
 def understand_model(data: bytes, file_name: str, _: ReadAnswers) -> SavedModel | InputError:
     """The saved step-time model, or what stands against it."""
     return _outcome(lambda: read_model(data.decode("utf-8", errors="replace"), file_name))
+
+
+def understand_measured(data: bytes, file_name: str, answers: ReadAnswers) -> MeasuredRequests | InputError:
+    """What was measured, or what stands against it."""
+    return _outcome(lambda: read_measured(data, file_name, answers))
+
+
+@st.cache_resource(max_entries=16, show_spinner="Replaying what was measured …")
+def compare_with_measured(
+    setting: "Setting",
+    model_source: str,
+    measured_digest: str,
+    _trace: RequestTrace,
+    _model: Model,
+    _measured: MeasuredRequests,
+) -> tuple[Comparison, ...]:
+    """Today's flags replayed, beside what was measured."""
+    compiler().wait(lambda: False)
+    return compare(served(_trace, setting.engine_config, _model), _measured)
 
 
 def _outcome(work: Callable[[], T]) -> T | InputError:

@@ -17,6 +17,7 @@ from planner.inside.recording import Share
 from planner.inside.step_table import StepRow
 from planner.inside.words import WAITING_FOR, WAITS, gap_sentence, wait_in_words
 from planner.inside.worst_gaps import WorstGap
+from planner.measured import Comparison, signed_percent
 from planner.metrics import Summary
 from planner.search import SEARCHED, Recommendation
 from planner.slo import Slo
@@ -24,6 +25,7 @@ from planner.step_time import SavedModel, StepTimeFit
 from planner.stepper import Work
 from planner.verdict import rejection_sentence, seconds, slo_sentence
 from traces.errors import Problem
+from traces.measured import MeasuredRequests
 from traces.receipt import Receipt
 from traces.requests import RequestTrace
 from traces.steps import ServerFacts, StepLog
@@ -195,6 +197,45 @@ def fit_basis(model: StepTimeFit | SavedModel) -> pd.DataFrame:
     else:
         facts.append(("covered range", "not known: nothing is called extrapolation"))
     return _facts(facts)
+
+
+LATENCIES = {
+    "itl": "ITL, token gaps pooled",
+    "worst_gap": "worst gap of a request",
+    "tpot": "TPOT of a request",
+    "ttft": "TTFT, queueing included",
+    "e2e": "E2E, arrival to last token",
+}
+"""By the names of `planner.measured.Comparison`."""
+
+
+def compared(comparisons: tuple[Comparison, ...]) -> pd.DataFrame:
+    """Every latency: simulated / measured, and how far the former is off."""
+
+    def cell(one: Comparison, share: str) -> str:
+        predicted_s, measured_s = (getattr(values, f"{share}_s") for values in (one.predicted, one.measured))
+        if np.isnan(measured_s):
+            return "–"
+        error = one.relative_error(share)
+        off = "" if np.isnan(error) else f" ({signed_percent(error)})"
+        return f"{_unbroken(seconds(predicted_s))} / {_unbroken(seconds(measured_s))}{off}"
+
+    rows = {
+        LATENCIES[one.name]: {share: cell(one, share) for share in ("mean", "p50", "p90", "p99", "max")}
+        for one in comparisons
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+def mismatches(trace: RequestTrace, measured: MeasuredRequests) -> tuple[str, ...]:
+    """Signs that the measurements are not of the requests of the trace."""
+    said = []
+    if len(measured.arrival_s) != len(trace):
+        said.append(f"{len(measured.arrival_s):,} requests were measured; the trace has {len(trace):,}.")
+    tokens, output = int(measured.num_outputs.sum()), int(trace.output_tokens.sum())
+    if tokens != output:
+        said.append(f"{tokens:,} output tokens were measured; the trace has {output:,}.")
+    return tuple(said)
 
 
 def differences(unexplained: tuple[Difference, ...]) -> pd.DataFrame:

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import streamlit as st
 
-from app import frames, state, widgets
+from app import compute, frames, state, widgets
 from app.compute import PlanInputs
+from app.figures import distributions
 from app.figures.labels import d_and_p, three_digits
 from app.state import Reading, Session
 from planner.engine_config import VLLM_VERSION, EngineConfig
+from planner.measured import NUM_SEEDS, trust_sentence
 from planner.step_time import SavedModel, StepTime, StepTimeFit, step_time_of, write_model
 from planner.verdict import seconds
 from traces.answers import ReadAnswers
@@ -201,6 +203,41 @@ def offer_model(fit: StepTimeFit) -> None:
         on_click="ignore",
         help="JSON: coefficients with intervals, covered range. This page and `planner plan --model` take it back.",
     )
+
+
+def show_measured() -> None:
+    """Predicted against measured: how far a plan on this model can be trusted."""
+    session = state.session()
+    st.subheader("Does a replay give what was measured?")
+    if session.trace.value is None:
+        st.write("With the trace of requests whose token times were measured, a replay can be held against them.")
+        st.page_link(PAGES["trace"], label="Upload a trace", icon=":material/upload_file:")
+        return
+    reading = session.measured
+    upload = widgets.ask_file(
+        "Measured results" if reading.value is None else "Other measured results",
+        "vllm bench serve --save-detailed, GuideLLM, AIPerf, inference-perf, OTLP spans, or Parquet with token times",
+        f"measured_{reading.num_uploads}",
+    )
+    if upload is not None:
+        reading.upload(upload.getvalue(), upload.name, compute.understand_measured)
+        st.rerun()
+    show_reading(reading, compute.understand_measured, "measured")
+    comparisons = session.compared
+    if comparisons is None or reading.value is None:
+        return
+    measured, trace = reading.value, session.trace.value
+    show_notices(frames.mismatches(trace, measured))
+    st.info(trust_sentence(comparisons), icon=":material/balance:")
+    st.caption(
+        f"Simulated under today's flags / measured by {measured.clock} clocks ({frames.literal(reading.file_name)}). "
+        f"Simulated is a plain replay, or {NUM_SEEDS} with the scatter of the log's steps, pooled: their maximum is "
+        "that of all. A client's times hold the way to the engine and back, which a replay does not know."
+    )
+    st.table(frames.compared(comparisons), border="horizontal")
+    columns = st.columns(2, gap="large")
+    for column, one in zip(columns, (one for one in comparisons if one.name in ("itl", "ttft")), strict=True):
+        column.plotly_chart(distributions.predicted_and_measured(one), key=f"measured_{one.name}")
 
 
 def show_notices(notices: tuple[str, ...]) -> None:

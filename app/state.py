@@ -7,10 +7,11 @@ from typing import Generic, TypeVar
 import streamlit as st
 
 from app import compute
-from app.compute import PlanInputs, PlanJob, Status
+from app.compute import PlanInputs, PlanJob, Setting, Status
 from planner.align import Alignment
 from planner.engine_config import EngineConfig, flags_from_facts
-from planner.step_time import Model, SavedModel, StepTime, StepTimeFit
+from planner.measured import Comparison
+from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, step_time_of
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer, Question
 from traces.measured import MeasuredRequests
@@ -146,6 +147,18 @@ class Session:
         return fit if isinstance(fit, StepTimeFit) else None
 
     @property
+    def compared(self) -> tuple[Comparison, ...] | None:
+        """Today's flags replayed beside what was measured; None while there is nothing to compare."""
+        trace, model, measured = self.trace.value, self.model, self.measured.value
+        if trace is None or model is None or measured is None or measured.receipt is None:
+            return None
+        setting = Setting(trace.digest, self.today, step_time_of(model))
+        source = "" if isinstance(model, StepTime) else model.source
+        return compute.compare_with_measured(
+            setting, source, measured.receipt.file_digest, _trace=trace, _model=model, _measured=measured
+        )
+
+    @property
     def logged_config(self) -> EngineConfig:
         """Today's settings as far as the log or the user states them; vLLM's defaults elsewhere."""
         log = self.steps.value
@@ -183,6 +196,13 @@ class Session:
         self.look, self.num_looks = name, self.num_looks + 1
         self.picked = self.picked if picked is None else picked
 
+    def upload_trace(self, data: bytes, file_name: str) -> None:
+        """Take a new trace; a file that says when tokens came is a measurement as well."""
+        self.trace.upload(data, file_name, compute.understand_trace)
+        measured = compute.understand_measured(data, file_name, NO_ANSWERS)
+        if isinstance(measured, MeasuredRequests):
+            self.measured.give(measured, file_name)
+
     def upload_steps(self, data: bytes, file_name: str) -> None:
         """Take a new step log; what was said about the one before does not hold for it."""
         self.num_kv_tokens, self.given, self.behind_log = None, None, None
@@ -197,6 +217,7 @@ class Session:
         """Load the example and ask for its plan."""
         trace, log = compute.example()
         self.trace.give(trace, compute.EXAMPLE_TRACE)
+        self.measured = Reading()
         self.steps.give(log, compute.EXAMPLE_LOG)
         self.num_kv_tokens, self.given, self.behind_log, self.picked = None, None, None, None
         self.wants_plan = True

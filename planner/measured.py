@@ -6,13 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from planner.engine_config import EngineConfig
 from planner.metrics import Distribution, Spread, distribution, e2e_s, itl, pooled, spread, tpot_s, ttft_s
-from planner.replay import Replay
+from planner.replay import Replay, replay
+from planner.step_time import Model, StepTimeFit, step_time_of
 from traces.measured import MeasuredRequests
+from traces.requests import RequestTrace
 
 Floats = npt.NDArray[np.float64]
 SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 """The numbers of a `Spread`."""
+NUM_SEEDS = 5
+"""Replays with scattered step times, pooled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +26,37 @@ class Comparison:
 
     name: str
     """ "itl" (pooled gaps), "worst_gap" (per request), "tpot", "ttft" or "e2e"."""
-    predicted: Spread
-    """From the replay."""
-    measured: Spread
+    predicted_values: Distribution
+    """From the replays, pooled."""
+    measured_values: Distribution
     """From the client."""
+
+    @property
+    def predicted(self) -> Spread:
+        """The numbers of the replays."""
+        return spread(self.predicted_values)
+
+    @property
+    def measured(self) -> Spread:
+        """The numbers of the client."""
+        return spread(self.measured_values)
 
     def relative_error(self, share: str) -> float:
         """Predicted ÷ measured − 1 at one of `SHARES`; NaN without values, or where clients saw 0."""
         measured_s = float(getattr(self.measured, f"{share}_s"))
         return float(getattr(self.predicted, f"{share}_s")) / measured_s - 1.0 if measured_s else float("nan")
+
+
+def served(trace: RequestTrace, engine_config: EngineConfig, model: Model) -> tuple[Replay, ...]:
+    """A setting as a server runs it, to be held against what was measured.
+
+    Where the model knows how single steps of the log scattered, `NUM_SEEDS` replays with that scatter, so that the
+    pooled tails hold it; elsewhere one plain replay.
+    """
+    if not isinstance(model, StepTimeFit) or model.noise is None:
+        return (replay(trace, engine_config, step_time_of(model)),)
+    noise = model.noise
+    return tuple(replay(trace, engine_config, model.step_time, noise=noise.draw(seed)) for seed in range(NUM_SEEDS))
 
 
 def compare(runs: Sequence[Replay], measured: MeasuredRequests) -> tuple[Comparison, ...]:
@@ -47,7 +74,7 @@ def compare(runs: Sequence[Replay], measured: MeasuredRequests) -> tuple[Compari
         "ttft": (_of_all(runs, ttft_s), distribution(measured.first_token_s - measured.arrival_s)),
         "e2e": (_of_all(runs, e2e_s), distribution(measured.last_token_s - measured.arrival_s)),
     }
-    return tuple(Comparison(name, spread(predicted), spread(seen)) for name, (predicted, seen) in pairs.items())
+    return tuple(Comparison(name, predicted, seen) for name, (predicted, seen) in pairs.items())
 
 
 def _of_all(runs: Sequence[Replay], latency: Callable[[Replay], Floats]) -> Distribution:
@@ -55,11 +82,18 @@ def _of_all(runs: Sequence[Replay], latency: Callable[[Replay], Floats]) -> Dist
     return distribution(np.concatenate([latency(run) for run in runs]))
 
 
+def signed_percent(error: float) -> str:
+    """A relative error in whole percent, with its sign unless it is 0."""
+    percent = round(100 * error)
+    return f"{percent:+d} %" if percent else "0 %"
+
+
 def trust_sentence(comparisons: tuple[Comparison, ...]) -> str:
     """How far to trust a plan that stands on this replay, in one sentence."""
     by_name = {one.name: one for one in comparisons}
     said = ", ".join(
-        f"{title} p50 {by_name[name].relative_error('p50'):+.0%}, p99 {by_name[name].relative_error('p99'):+.0%}"
+        f"{title} p50 {signed_percent(by_name[name].relative_error('p50'))}, "
+        f"p99 {signed_percent(by_name[name].relative_error('p99'))}"
         for name, title in (("itl", "token gaps"), ("ttft", "TTFT"))
         if not np.isnan(by_name[name].measured.p50_s)
     )

@@ -8,9 +8,12 @@ import plotly.graph_objects as go
 
 from app.figures import theme
 from app.figures.labels import ITL, SHARE_LONGER, TTFT, Quantity, percentile
+from planner.measured import Comparison
 from planner.metrics import Distribution
 from planner.slo import Slo
 from planner.verdict import seconds
+
+SIMULATED = "simulated; the lower the line, the better"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +36,7 @@ def gap_tail(settings: tuple[Latencies, ...], slo: Slo) -> go.Figure:
         "How long are token gaps?",
         ITL,
         [(one.name, one.look, one.itl, "gaps") for one in settings],
+        SIMULATED,
     )
     _add_target(canvas, ITL, slo.itl_s, slo.itl_percentile)
     theme.log_axes(canvas, x=True, y=True)
@@ -45,6 +49,7 @@ def ttft_tail(settings: tuple[Latencies, ...], slo: Slo) -> go.Figure:
         "How long is the wait for the first token?",
         TTFT,
         [(one.name, one.look, one.ttft, "requests") for one in settings],
+        SIMULATED,
     )
     if slo.ttft_s is not None:
         _add_target(canvas, TTFT, slo.ttft_s, slo.ttft_percentile)
@@ -52,11 +57,28 @@ def ttft_tail(settings: tuple[Latencies, ...], slo: Slo) -> go.Figure:
     return canvas
 
 
-def _tails(question: str, quantity: Quantity, lines: list[tuple[str, theme.Look, Distribution, str]]) -> go.Figure:
+def predicted_and_measured(compared: Comparison) -> go.Figure:
+    """Does a replay give what was measured? The tails of one latency, simulated and measured."""
+    question, quantity, noun = {
+        "itl": ("Does a replay give the gaps that were measured?", ITL, "gaps"),
+        "ttft": ("Does a replay give the waits that were measured?", TTFT, "requests"),
+    }[compared.name]
+    lines = [
+        ("simulated", theme.PREDICTED, compared.predicted_values, noun),
+        ("measured", theme.OBSERVED, compared.measured_values, noun),
+    ]
+    canvas = _tails(question, quantity, lines, "the closer the lines, the better")
+    theme.log_axes(canvas, x=True, y=True)
+    return canvas
+
+
+def _tails(
+    question: str, quantity: Quantity, lines: list[tuple[str, theme.Look, Distribution, str]], about: str
+) -> go.Figure:
     """One falling line per setting, both axes logarithmic."""
     if not any(values.num for _, _, values, _ in lines):
         return theme.empty(question, "The replay gave no value to draw.")
-    canvas = theme.figure(question, quantity.title, SHARE_LONGER.title, "simulated; the lower the line, the better")
+    canvas = theme.figure(question, quantity.title, SHARE_LONGER.title, about)
     for name, look, values, noun in lines:
         value_s, share = share_longer(values)
         canvas.add_scatter(

@@ -27,6 +27,7 @@ if source == BY_HAND:
     by_hand = widgets.ask_by_hand(session.hand_start)
     if session.given == by_hand:
         st.success("Plans use these coefficients.", icon=":material/check:")
+        panels.show_measured()
         panels.show_next("plan", "Next: plan")
     elif st.button("Use these coefficients", type="primary"):
         session.given = by_hand
@@ -46,6 +47,7 @@ if source == FILE:
             st.rerun()
         st.success("Plans use this model.", icon=":material/check:")
         panels.show_model(saved)
+        panels.show_measured()
         panels.show_next("plan", "Next: plan")
     st.stop()
 if session.given is not None:
@@ -114,6 +116,7 @@ elif isinstance(fit, StepTimeFit):
     chart.plotly_chart(calibration.residuals(fit, against), key="residuals")
     panels.show_model(fit)
     panels.offer_model(fit)
+    panels.show_measured()
     panels.show_next("plan", "Next: plan")
 if log.receipt is not None:
     with st.expander("How the log was read"):

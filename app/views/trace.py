@@ -28,7 +28,7 @@ upload = widgets.ask_file(
 )
 if upload is not None:
     with st.spinner(f"Reading {upload.name} …"):
-        reading.upload(upload.getvalue(), upload.name, compute.understand_trace)
+        session.upload_trace(upload.getvalue(), upload.name)
     st.rerun()
 panels.show_reading(reading, compute.understand_trace, "trace")
 

@@ -3,12 +3,15 @@
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from shared import files
 from streamlit.testing.v1 import AppTest
 
 from app import compute
 from planner.step_time import write_model
+from planner.verdict import seconds
+from traces.measured import read_measured
 
 MAIN = Path(compute.__file__).parent / "main.py"
 NO_UNIT = b"arrival_time,prompt_tokens,output_tokens\n0,10,2\n250,20,3\n12500,30,4\n"
@@ -311,7 +314,33 @@ def test_a_log_is_explained_by_the_trace_behind_it(log: Path) -> None:
     test.toggle[0].set_value(True).run()
     assert not test.exception
     assert "steps explained by the trace under these flags" in test.success[0].value
-    assert len(test.get("plotly_chart")) == 4
+    assert {"decode_curve", "residuals", "measured_itl"} <= {chart.key for chart in test.get("plotly_chart")}
+
+
+@pytest.mark.parametrize("log", files("measured/sync_b256/server.log.gz"))
+def test_a_trace_that_says_when_tokens_came_is_held_against_a_replay(log: Path) -> None:
+    trace = log.with_name("requests.parquet")
+    test = upload(opened(), trace.name, trace.read_bytes())
+    assert "Does a replay give what was measured?" not in words(test)
+    upload(shown(test, "calibration"), log.name, log.read_bytes())
+    assert "Against what clients measured the replay is off by: token gaps p50" in words(test)
+    table = next(table.value for table in test.table if "TTFT, queueing included" in table.value.index)
+    measured = read_measured(trace)
+    p50 = np.sort(measured.first_token_s - measured.arrival_s)[len(measured.arrival_s) // 2]
+    assert f"/ {seconds(float(p50))} (".replace(" ", "") in table.loc["TTFT, queueing included", "p50"].replace(
+        "\N{NO-BREAK SPACE}", ""
+    ).replace(" ", "")
+    planned(press(shown(test, "plan"), "Plan"))
+    assert "Against what clients measured" in words(test)
+
+
+def test_measurements_of_other_requests_are_said() -> None:
+    test = planned(press(opened(), "Run the example"))
+    shown(test, "calibration")
+    result = b'{"arrival_s": 0.0, "token_s": [0.1, 0.2]}\n{"arrival_s": 1.0, "token_s": [1.3]}\n'
+    test.file_uploader[1].set_value(("measured.jsonl", result, "application/json")).run()
+    assert "2 requests were measured; the trace has 1,514." in words(test)
+    assert "largest miss" in words(test)
 
 
 def test_a_log_of_other_requests_is_not_explained() -> None:

@@ -1,0 +1,146 @@
+"""Which part of a trace is used and how it is changed: small enough to stand in a plan file, the same every time."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from traces.errors import InputError
+from traces.requests import PrefixHashes, RequestTrace
+
+Floats = npt.NDArray[np.float64]
+
+COARSE_SHARE = 0.5
+"""Stamps are coarse when more requests than this share theirs with another,"""
+COARSE_STEP_S = 0.1
+"""when neighbouring stamps are at least so far apart,"""
+COARSE_SPREAD = 1.5
+"""and when the median distance is at most so many times the smallest: a clock that ticks, not a burst."""
+
+
+class EmptySelection(InputError):
+    """Nothing of the trace is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A part of a trace, in the order in which it is taken: spread, window, sample, rate."""
+
+    spread_seed: int | None = None
+    """Seed of the spreading of coarse stamps; None = arrivals stay as they are."""
+    window_s: tuple[float, float] | None = None
+    """From when until when, seconds since the first arrival, the end excluded; None = all."""
+    share: float = 1.0
+    """Share of the requests that is kept, above 0, at most 1."""
+    sample_seed: int = 0
+    """Seed of the sample."""
+    rate: float = 1.0
+    """Arrivals come so many times faster, above 0."""
+
+
+WHOLE = Selection()
+"""The trace as it is."""
+
+
+def select(trace: RequestTrace, selection: Selection) -> RequestTrace:
+    """Take a part of a trace; same trace and selection, same bytes.
+
+    Raises
+    ------
+    EmptySelection
+        No request is left.
+    """
+    if selection == WHOLE:
+        return trace
+    arrival_s = trace.arrival_s
+    if selection.spread_seed is not None and (step_s := stamp_step_s(arrival_s)) is not None:
+        arrival_s = _spread(arrival_s, step_s, selection.spread_seed)
+    which = np.ones(len(trace), np.bool_)
+    if selection.window_s is not None:
+        which &= (arrival_s >= selection.window_s[0]) & (arrival_s < selection.window_s[1])
+    if selection.share < 1.0:
+        which &= np.random.default_rng([selection.sample_seed, 1]).random(len(trace)) < selection.share
+    if not which.any():
+        name = "trace" if trace.receipt is None else trace.receipt.file_name
+        raise EmptySelection(name, f"no request is left: {selection_sentence(selection)}. Widen the selection.")
+    return replace(
+        trace,
+        # Whole nanoseconds, as the readers and the kernel have them.
+        arrival_s=np.rint((arrival_s[which] - arrival_s[which][0]) / selection.rate * 1e9) / 1e9,
+        prompt_tokens=trace.prompt_tokens[which],
+        output_tokens=trace.output_tokens[which],
+        source_row=trace.source_row[which],
+        priority=None if trace.priority is None else trace.priority[which],
+        max_tokens=None if trace.max_tokens is None else trace.max_tokens[which],
+        prefix_hashes=None if trace.prefix_hashes is None else _hashes_of(trace.prefix_hashes, which),
+    )
+
+
+def selection_sentence(selection: Selection) -> str:
+    """What is done to a trace, in one sentence without its full stop."""
+    said = []
+    if selection.spread_seed is not None:
+        said.append(f"arrivals with one stamp are spread until the next stamp (seed {selection.spread_seed})")
+    if selection.window_s is not None:
+        said.append(f"{selection.window_s[0]:,g} to {selection.window_s[1]:,g} s after the first arrival")
+    if selection.share < 1.0:
+        said.append(f"a sample of {100 * selection.share:g} % (seed {selection.sample_seed})")
+    if selection.rate != 1.0:
+        said.append(f"{selection.rate:g} × the rate")
+    return "; ".join(said) or "the whole trace"
+
+
+def stamp_step_s(arrival_s: Floats) -> float | None:
+    """Distance of neighbouring stamps, seconds, where a coarse clock makes bursts that never were; else None.
+
+    Parameters
+    ----------
+    arrival_s : (n,) float64
+        Never decreasing.
+    """
+    stamps, count = np.unique(arrival_s, return_counts=True)
+    if len(stamps) < 3 or count[count > 1].sum() <= COARSE_SHARE * len(arrival_s):
+        return None
+    distances = np.diff(stamps)
+    step_s = float(np.median(distances))
+    return step_s if COARSE_STEP_S <= step_s <= COARSE_SPREAD * distances.min() else None
+
+
+def busiest_s(arrival_s: Floats, length_s: float) -> tuple[float, float]:
+    """The window of this length with the most arrivals, the earliest of them; it begins at an arrival."""
+    ends = np.searchsorted(arrival_s, arrival_s + length_s, "left")
+    start_s = float(arrival_s[np.argmax(ends - np.arange(len(arrival_s)))])
+    return start_s, start_s + length_s
+
+
+def dispersion(arrival_s: Floats, bin_s: float) -> float:
+    """Index of dispersion of the counts in bins: variance ÷ mean, 1 for Poisson arrivals; NaN below two bins.
+
+    Source
+    ------
+    Cox and Lewis 1966, The Statistical Analysis of Series of Events: the index of dispersion for counts.
+    """
+    num_bins = int(arrival_s[-1] // bin_s)
+    if num_bins < 2:
+        return float("nan")
+    count = np.bincount((arrival_s[arrival_s < num_bins * bin_s] // bin_s).astype(np.int64), minlength=num_bins)
+    return float(count.var(ddof=1) / count.mean())
+
+
+def _spread(arrival_s: Floats, step_s: float, seed: int) -> Floats:
+    """Arrivals somewhere between their stamp and the next, requests of one stamp in the order of the file."""
+    offset_s = np.random.default_rng([seed, 0]).random(len(arrival_s)) * step_s
+    spread_s = arrival_s + offset_s
+    order = np.lexsort((spread_s, arrival_s))
+    # Within a stamp the offsets go out in the order of the file; where stamps jitter, the next may begin too early.
+    return np.maximum.accumulate(spread_s[order])
+
+
+def _hashes_of(hashes: PrefixHashes, which: npt.NDArray[np.bool_]) -> PrefixHashes:
+    """The ids of some requests."""
+    num_ids = np.diff(hashes.offsets)
+    return PrefixHashes(
+        ids=hashes.ids[np.repeat(which, num_ids)],
+        offsets=np.concatenate([[0], np.cumsum(num_ids[which])]),
+        block_tokens=hashes.block_tokens,
+    )

@@ -198,7 +198,7 @@ def _steps_of_log(opened: OpenedFile, file_name: str) -> StepLog:
         file_name=file_name,
         file_digest=opened.digest,
         layout="vLLM server log" + (", JSON lines" if b'"message": "' in opened.text else ", text"),
-        num_rows=len(log.line) + len(log.cut_off),
+        num_rows=len(log.line) + sum(len(lines) for _, lines in log.left_out),
         num_kept=int(keep.sum()),
         columns=(("step_time", "iteration elapsed time"),),
         time_unit="ms",
@@ -214,7 +214,7 @@ def _steps_of_log(opened: OpenedFile, file_name: str) -> StepLog:
         source_row=log.line[keep],
         kv_usage=None if np.isnan(kv_percent).any() else kv_percent / 100,
         num_decode_tokens=None if speculates else decode_tokens.astype(np.int64),
-        stamp_s=None if log.stamp_s is None or log.num_engines > 1 else log.stamp_s[keep],
+        stamp_s=None if log.stamp_s is None else log.stamp_s[keep],
         facts=log.facts,
         receipt=receipt,
     )
@@ -357,8 +357,7 @@ def _steps_to_keep(log: LogSteps) -> tuple[Mask, tuple[Dropped, ...], bool]:
     _, _, decode_reqs, decode_tokens = log.columns[:, :4].T
     keep = log.columns[:, :3].sum(axis=1) > 0
     dropped = _idle(log.line[~keep])
-    if log.cut_off:
-        dropped += (Dropped("iteration lines that are cut off", len(log.cut_off), log.cut_off[:NUM_ROWS_NAMED]),)
+    dropped += tuple(Dropped(reason, len(lines), lines[:NUM_ROWS_NAMED]) for reason, lines in log.left_out)
     # Now and then it is a preempted request that computes its tokens again.
     return keep, dropped, bool((decode_tokens > decode_reqs).sum() > (decode_reqs > 0).sum() / 2)
 

@@ -109,21 +109,31 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     started_s = time.perf_counter()
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cpu" and arguments.shape != "tiny":
+        print("No CUDA GPU is visible to PyTorch here. To try the script out: --shape tiny.", file=sys.stderr)
+        return 2
     with torch.inference_mode():
         model = Model(SHAPES[arguments.shape], device, arguments.seed)
         max_kv_tokens = arguments.max_kv_tokens or model.num_kv_tokens_that_fit()
         points = grid(max_kv_tokens, arguments.max_chunk, arguments.seed)
         model.allocate(max_kv_tokens, max(point.chunk + point.decode_seqs for point in points))
         rows: list[dict[str, Any]] = []
+        num_too_large = 0
         for point in points:
             if rows and time.perf_counter() - started_s > arguments.budget_s:
                 break
-            times_s = measure(model, point)
+            try:
+                times_s = measure(model, point)
+            except torch.OutOfMemoryError:
+                num_too_large += 1
+                continue
             rows.append(_row(point, times_s) | model.provenance() | {"cuda_graph": model.has_graph(point)})
             print(f"\r{len(rows)} of {len(points)} steps", end="", file=sys.stderr)
     print(file=sys.stderr)
-    if len(rows) < len(points):
-        print(f"The time was up: {len(points) - len(rows)} of {len(points)} steps are dropped.", file=sys.stderr)
+    if num_too_large:
+        print(f"{num_too_large} of {len(points)} steps did not fit the memory and are left out.", file=sys.stderr)
+    if num_dropped := len(points) - len(rows) - num_too_large:
+        print(f"The time was up: {num_dropped} of {len(points)} steps are dropped.", file=sys.stderr)
     with arguments.output.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -257,6 +267,7 @@ class Model:
             return step
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what the graph before it held
         with torch.cuda.graph(graph):
             step()
         return graph.replay

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,16 @@ def test_without_torch_it_says_so(
     assert main(["-o", str(tmp_path / "steps.csv")]) == 2
     assert "PyTorch is not installed" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_without_a_gpu_it_does_not_start_the_large_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = types.ModuleType("torch")
+    torch.cuda = types.SimpleNamespace(is_available=lambda: False)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert main(["-o", str(tmp_path / "steps.csv")]) == 2
+    assert "--shape tiny" in capsys.readouterr().err
 
 
 def test_a_tiny_model_runs_and_its_table_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -303,6 +303,8 @@ STEP_COLUMNS = {
     "kv_prefill_tokens": ("kv_prefill_tokens",),
     "prefill_attention": ("prefill_attention", "prefill_attn_product"),
     "kv_usage": ("kv_usage", "kv.usage_gpu_ratio"),
+    "decode_tokens": ("num_decode_tokens", "gen_tokens", "generation_tokens"),
+    "encoder_inputs": ("num_encoder_inputs",),
     "weight": ("weight", "n_steps"),
 }
 """Columns of step tables by what they mean, most trusted name first: a period between outputs (`itl`) covers the

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,8 @@ from traces.formats import ROW_PATHS, STEP_ROLES_NEEDED, StepColumns, TraceColum
 from traces.prefixes import output_limits, prefix_hashes, priorities
 from traces.receipt import Dropped, Receipt
 from traces.requests import RequestTrace
-from traces.server_log import LogSteps, is_server_log, parse_server_log
-from traces.steps import StepLog
+from traces.server_log import ENCODER, LogSteps, is_server_log, parse_server_log
+from traces.steps import StepLog, facts_of_table
 from traces.tables import Decoded, OpenedFile, Source, columns_of, decode, open_file
 from traces.units import NS_PER_UNIT, Arrivals, Times, decide_arrivals, read_times, unit_in_name, unit_question
 
@@ -209,7 +210,11 @@ def read_steps(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) 
     decoded = decode(opened, schema, [column for _, column in columns.by_role], file_name)
     if not decoded.num_rows:
         raise _no_rows(file_name, "no steps")
-    return _steps_of_table(opened, columns, decoded, answers, file_name)
+    try:
+        facts = facts_of_table(schema.metadata)
+    except ValueError as fault:
+        raise UnreadableFile(file_name, f"the entry 'server_facts' of its metadata is broken: {fault}.") from None
+    return replace(_steps_of_table(opened, columns, decoded, answers, file_name), facts=facts)
 
 
 def _decide(times: Times, columns: TraceColumns, answers: ReadAnswers, file_name: str) -> Arrivals:
@@ -304,7 +309,7 @@ def _steps_of_log(opened: OpenedFile, file_name: str) -> StepLog:
         file_name=file_name,
         file_digest=opened.digest,
         layout="vLLM server log" + (", JSON lines" if b'"message": "' in opened.text else ", text"),
-        num_rows=len(log.line) + len(log.cut_off),
+        num_rows=len(log.line) + sum(len(lines) for _, lines in log.left_out),
         num_kept=int(keep.sum()),
         columns=(("step_time", "iteration elapsed time"),),
         time_unit="ms",
@@ -320,7 +325,7 @@ def _steps_of_log(opened: OpenedFile, file_name: str) -> StepLog:
         source_row=log.line[keep],
         kv_usage=None if np.isnan(kv_percent).any() else kv_percent / 100,
         num_decode_tokens=None if speculates else decode_tokens.astype(np.int64),
-        stamp_s=None if log.stamp_s is None or log.num_engines > 1 else log.stamp_s[keep],
+        stamp_s=None if log.stamp_s is None else log.stamp_s[keep],
         facts=log.facts,
         receipt=receipt,
     )
@@ -332,6 +337,7 @@ def _steps_of_table(
     """Steps from a table."""
     time_column = columns.column("step_time")
     decoded, unmeasured = _measured(decoded, time_column)
+    decoded, encoded = _decoder_only(decoded, columns)
     needed = {role: _judge(role, columns.column(role), decoded) for role in STEP_ROLES_NEEDED}
     problems = (*decoded.problems, *(problem for judged in needed.values() for problem in judged.problems))
     dropped = _dropped(problems, answers, file_name)
@@ -344,6 +350,7 @@ def _steps_of_table(
     extra, notices = _extra_columns(columns, decoded, keep)
     if "prefill_reqs" not in extra:
         notices += ("no column says how many requests prefilled; one is assumed in every step with prefill tokens",)
+    decode_tokens, speculates = _decode_tokens(extra, decode_reqs[keep])
     prefill_reqs = extra.get("prefill_reqs", (prefill_tokens[keep] > 0).astype(np.float64))
     return StepLog(
         step_s=needed["step_time"].values[keep] / (1e9 / NS_PER_UNIT[unit]),
@@ -356,6 +363,7 @@ def _steps_of_table(
         prefill_attention=_prefill_attention(extra, prefill_tokens[keep], prefill_reqs),
         kv_prefill_tokens=extra.get("kv_prefill_tokens"),
         weight=extra.get("weight"),
+        num_decode_tokens=decode_tokens,
         receipt=Receipt(
             file_name=file_name,
             file_digest=opened.digest,
@@ -365,8 +373,8 @@ def _steps_of_table(
             columns=tuple((role, name) for role, name in columns.by_role if role in needed or role in extra),
             time_unit=unit,
             time_unit_reason=reason,
-            dropped=dropped + unmeasured + _idle(decoded.rows[good & ~keep]),
-            notices=columns.notices + notices,
+            dropped=dropped + unmeasured + encoded + _idle(decoded.rows[good & ~keep]),
+            notices=columns.notices + notices + ((SPECULATION,) if speculates else ()),
         ),
     )
 
@@ -376,14 +384,28 @@ def _measured(decoded: Decoded, time_column: str) -> tuple[Decoded, tuple[Droppe
     missing = decoded.table[time_column].is_null().to_numpy()
     if not time_column.startswith("itl") or not missing.any():
         return decoded, ()
-    rows = decoded.rows[missing]
-    left_out = Dropped(f"no value in column {time_column!r}", len(rows), _first(rows))
-    return replace(decoded, table=decoded.table.filter(pa.array(~missing)), rows=decoded.rows[~missing]), (left_out,)
+    return _without(decoded, missing, f"no value in column {time_column!r}")
+
+
+def _decoder_only(decoded: Decoded, columns: StepColumns) -> tuple[Decoded, tuple[Dropped, ...]]:
+    """Leave out the rows whose step ran an encoder too."""
+    name = dict(columns.by_role).get("encoder_inputs")
+    ran = None if name is None else check_amounts(decoded.table[name], name, decoded.rows).values > 0
+    if ran is None or not ran.any():
+        return decoded, ()
+    return _without(decoded, ran, ENCODER)
+
+
+def _without(decoded: Decoded, which: Mask, reason: str) -> tuple[Decoded, tuple[Dropped, ...]]:
+    """Leave rows out, and say so."""
+    rows = decoded.rows[which]
+    kept = replace(decoded, table=decoded.table.filter(pa.array(~which)), rows=decoded.rows[~which])
+    return kept, (Dropped(reason, len(rows), _first(rows)),)
 
 
 def _judge(role: str, column: str, decoded: Decoded) -> Judged:
     """Judge one column of a step table by its part."""
-    if role in ("prefill_tokens", "decode_reqs", "prefill_reqs"):
+    if role in ("prefill_tokens", "decode_reqs", "prefill_reqs", "decode_tokens"):
         return check_counts(decoded.table[column], column, decoded.rows, least=0)
     return check_amounts(decoded.table[column], column, decoded.rows)
 
@@ -414,6 +436,17 @@ def _extra_columns(
         else:
             extra[role] = judged.values[keep].astype(np.float64)
     return extra, tuple(notices)
+
+
+def _decode_tokens(
+    extra: dict[str, npt.NDArray[np.float64]], decode_reqs: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64] | None, bool]:
+    """Tokens that decodes computed, unless they speculate, and whether they do."""
+    if "decode_tokens" not in extra:
+        return None, False
+    if _speculates(extra["decode_tokens"], decode_reqs):
+        return None, True
+    return extra["decode_tokens"].astype(np.int64), False
 
 
 def _prefill_attention(
@@ -463,10 +496,13 @@ def _steps_to_keep(log: LogSteps) -> tuple[Mask, tuple[Dropped, ...], bool]:
     _, _, decode_reqs, decode_tokens = log.columns[:, :4].T
     keep = log.columns[:, :3].sum(axis=1) > 0
     dropped = _idle(log.line[~keep])
-    if log.cut_off:
-        dropped += (Dropped("iteration lines that are cut off", len(log.cut_off), log.cut_off[:NUM_ROWS_NAMED]),)
-    # Now and then it is a preempted request that computes its tokens again.
-    return keep, dropped, bool((decode_tokens > decode_reqs).sum() > (decode_reqs > 0).sum() / 2)
+    dropped += tuple(Dropped(reason, len(lines), lines[:NUM_ROWS_NAMED]) for reason, lines in log.left_out)
+    return keep, dropped, _speculates(decode_tokens, decode_reqs)
+
+
+def _speculates(decode_tokens: npt.NDArray[np.float64], decode_reqs: npt.NDArray[Any]) -> bool:
+    """Whether steps decode several tokens per request; now and then one recomputes after a preemption."""
+    return bool((decode_tokens > decode_reqs).sum() > (decode_reqs > 0).sum() / 2)
 
 
 def _no_rows(file_name: str, what: str) -> BadData:

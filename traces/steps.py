@@ -1,6 +1,8 @@
 """A step log: how long engine steps took for how much work."""
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +33,42 @@ class ServerFacts:
     """Whether the engine scheduled asynchronously."""
     enable_prefix_caching: bool | None = None
     """Whether prefix caching was on."""
+
+
+FACT_TYPES = {"vllm_version": str, "async_scheduling": bool, "enable_prefix_caching": bool}
+"""Facts that are no whole numbers."""
+
+
+def facts_of_table(metadata: Mapping[bytes, bytes] | None) -> ServerFacts:
+    """Read what the recorder left in its files' metadata.
+
+    Parameters
+    ----------
+    metadata : mapping of bytes, optional
+        Of the table; `server_facts` is a JSON object by the names of `ServerFacts`, others are passed over.
+
+    Returns
+    -------
+    ServerFacts
+        Empty where the metadata have none.
+
+    Raises
+    ------
+    ValueError
+        The entry is something else.
+    """
+    text = (metadata or {}).get(b"server_facts")
+    if text is None:
+        return ServerFacts()
+    stated = json.loads(text)
+    if not isinstance(stated, dict):
+        raise ValueError("not a JSON object")
+    known = {name: stated[name] for name in ServerFacts.__dataclass_fields__ if stated.get(name) is not None}
+    for name, value in known.items():
+        kind = FACT_TYPES.get(name, int)
+        if type(value) is not kind:
+            raise ValueError(f"{name} is {value!r}, not {kind.__name__}")
+    return ServerFacts(**known)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,11 +22,14 @@ from planner.candidates import Candidate
 from planner.capacity import LoadPoint, Routing, find_headroom, find_replicas
 from planner.engine_config import DRAFTERS, GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
 from planner.errors import BadPlan
-from planner.export import plan_json, receipt_of, serve_command, without_nan
+from planner.export import serve_command
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.report import inside_report, report_document, report_lines
+from planner.json_values import to_json
 from planner.measured import SHARES, Comparison, compare, trust_sentence
 from planner.metrics import Spread, Summary, summarise
+from planner.plan_comparison import Row, compare_plans, inputs_sentence, value_in_words
+from planner.plan_file import open_plan, save_plan, trace_origin, write_plan
 from planner.replay import Replay, replay, warm_up
 from planner.search import Objective, Recommendation, recommend
 from planner.slo import Slo
@@ -75,6 +78,8 @@ BY_HAND_MS = {
     "per_prefill_token": (0.02, "per prefill token"),
 }
 """Coefficients without a model, milliseconds: those of the reference experiments."""
+COLUMN = 28
+"""Characters of a column of `planner compare`."""
 MOST_COUNT = 1 << 31
 """Larger counts are no flags of a real server."""
 OPTION_TYPES: dict[str, Callable[[str], Any]] = {
@@ -201,14 +206,40 @@ def run_plan(arguments: argparse.Namespace) -> int:
         on_progress=_show_progress,
     )
     print(file=sys.stderr)
-    document = plan_json(plan, receipt_of(trace))
+    document = write_plan(save_plan(plan, trace, model, answers=_answers(arguments)))
     if arguments.output:
         _write(arguments.output, document)
     if arguments.json:
-        print(document)
+        print(document, end="")
     else:
         _print_plan(plan, today if arguments.steps else None)
     return OK if plan.best is not None else NOT_MET
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    """Put two plan files side by side."""
+    compared = compare_plans(open_plan(arguments.first), open_plan(arguments.second))
+    if arguments.json:
+        _print_json(
+            {"inputs": compared.inputs, "answers": compared.answers, "same_inputs": not compared.changed_inputs}
+        )
+    else:
+        print(inputs_sentence(compared))
+        _print_rows(compared.changed_inputs)
+        print()
+        _print_rows(compared.answers)
+    return OK
+
+
+def _print_rows(rows: tuple[Row, ...]) -> None:
+    """Two columns; what differs is marked. A cell that is too long for a column gets lines of its own."""
+    for row in rows:
+        cells = [value_in_words(value, row.unit) for value in (row.first, row.second)]
+        mark = "≠" if row.differs else " "
+        if max(len(cell) for cell in cells) <= COLUMN:
+            print(f"{mark} {row.name:48} {cells[0]:{COLUMN}} {cells[1]}")
+        else:
+            print(f"{mark} {row.name}:\n    {cells[0]}" + (f"\n    {cells[1]}" if row.differs else ""))
 
 
 def run_capacity(arguments: argparse.Namespace) -> int:
@@ -230,8 +261,8 @@ def run_capacity(arguments: argparse.Namespace) -> int:
         "routing": arguments.routing,
         "replicas": replicas.num_replicas,
         "flags": asdict(config),
-        "trace": {"digest": trace.digest, "receipt": receipt_of(trace)},
-        "simulated": {"vllm": VLLM_VERSION, "rules": list(rules_in_force(config))},
+        "trace": trace_origin(trace, answers=_answers(arguments)),
+        "simulated": {"vllm": VLLM_VERSION, "rules": rules_in_force(config)},
     }
     if arguments.json:
         _print_json(document)
@@ -288,6 +319,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_target_options(plan)
     plan.add_argument("-o", "--output", help="write the plan here, as JSON")
     plan.set_defaults(run=run_plan)
+
+    compare = commands.add_parser("compare", help="two plan files side by side")
+    compare.add_argument("first", metavar="A.json", help="written by planner plan -o, or on the Export page")
+    compare.add_argument("second", metavar="B.json")
+    compare.add_argument("--json", action="store_true", help="print one JSON object")
+    compare.set_defaults(run=run_compare)
 
     capacity = commands.add_parser("capacity", help="find the load that breaks a target, and the replicas needed")
     capacity.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
@@ -544,7 +581,7 @@ def _load_point(point: LoadPoint) -> dict[str, Any]:
 
 def _print_json(document: dict[str, Any]) -> None:
     """One JSON object, NaN as null."""
-    print(json.dumps(without_nan(document), indent=2, sort_keys=True))
+    print(json.dumps(to_json(document), indent=2, sort_keys=True))
 
 
 def _milliseconds(spread: Spread) -> dict[str, float]:
@@ -583,7 +620,7 @@ def _replay_document(trace: RequestTrace, run: Replay, summary: Summary, itl_ms:
         "kernel_seconds": run.kernel_seconds,
         "flags": asdict(run.engine_config),
         "step_time": run.step_time._asdict(),
-        "trace": {"digest": trace.digest, "receipt": receipt_of(trace)},
+        "trace": trace_origin(trace),
         "simulated": {
             "vllm": VLLM_VERSION,
             "rules": list(rules_in_force(run.engine_config)),

@@ -3,7 +3,8 @@
 import streamlit as st
 
 from app import frames, panels, state, widgets
-from planner.export import config_yaml, plan_json, receipt_of, serve_command
+from planner.export import config_yaml, serve_command
+from planner.plan_file import save_plan, write_plan
 from planner.step_time import StepTimeFit, write_model
 
 session = state.session()
@@ -34,7 +35,7 @@ else:
     config = config_yaml(plan.best.engine_config, model_name)
     panels.show_file(config, "yaml", head + config, "vllm_serve.yaml")
 st.markdown("**Plan**: every number the answer stands on, as JSON.")
-document = plan_json(plan, receipt_of(job.trace))
+document = write_plan(save_plan(plan, job.trace, job.model, trace_name=job.inputs.trace_name))
 panels.show_file(document, "json", document, "plan.json", height=240)
 if isinstance(job.model, StepTimeFit):
     st.markdown(

@@ -36,7 +36,7 @@ def test_replay_prints_one_json_object(capsys, trace_file):
     assert document["flags"]["max_num_batched_tokens"] == 512
     assert document["itl_ms"]["p50"] <= document["itl_ms"]["p99"] <= document["worst_gap_ms"]
     assert document["kernel_seconds"] < 1.0, "compiling does not count"
-    assert document["trace"]["receipt"]["prompt_tokens_sum"] == int(chat_trace(150).prompt_tokens.sum())
+    assert document["trace"]["prompt_tokens_sum"] == int(chat_trace(150).prompt_tokens.sum())
     assert document["simulated"]["vllm"] == "0.32"
 
 
@@ -279,3 +279,21 @@ def test_replay_beside_what_clients_measured(capsys, path):
 
     code, out, _ = run(capsys, "replay", trace, *flags, *model, "--measured", trace, "--json")
     assert json.loads(out)["measured"]["itl"]["measured_ms"]["p50"] == pytest.approx(17.6, abs=0.1)
+
+
+def test_two_plans_side_by_side(capsys, trace_file, tmp_path):
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    for itl_ms, path in ((80, first), (5, second)):
+        run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", itl_ms, "-o", path)
+    code, out, _ = run(capsys, "compare", first, second)
+    assert code == 0
+    assert out.startswith("The plans stand on different inputs: target, searched max_num_batched_tokens")
+    assert "≠ verdict                                          met                          missed" in out
+    code, out, _ = run(capsys, "compare", first, first, "--json")
+    document = json.loads(out)
+    assert document["same_inputs"] is True
+    assert {row["name"]: row["first"] for row in document["answers"]}["verdict"] == "met"
+    second.write_text("{}")
+    code, out, err = run(capsys, "compare", first, second)
+    assert (code, out) == (2, "")
+    assert "A plan file is what" in err

@@ -1,17 +1,10 @@
-"""What leaves the product: a command line, a YAML file, a JSON document."""
+"""What leaves the product: a command line, a YAML file."""
 
-import json
 import shlex
 from dataclasses import replace
 
-import pytest
-from traces_by_hand import chat_trace
-
 from planner.engine_config import EngineConfig
-from planner.export import config_yaml, flags, plan_json, serve_command
-from planner.search import SearchSpace, recommend
-from planner.slo import Slo
-from planner.step_time import StepTime
+from planner.export import config_yaml, flags, serve_command
 
 TODAY = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=64, num_gpu_blocks=4001)
 
@@ -57,25 +50,3 @@ def test_yaml_is_what_vllm_reads():
         "async-scheduling": "false",
     }
     assert flags(config)["async_scheduling"] is False
-
-
-@pytest.mark.parametrize("itl_ms", [80, 5])
-def test_plan_document_stands_on_its_own(itl_ms):
-    trace = chat_trace(120)
-    plan = recommend(
-        trace,
-        StepTime(8_000_000, 60_000, 60_000),
-        TODAY,
-        Slo(itl_s=itl_ms / 1e3),
-        default_flags=(8192, 1024),
-        space=SearchSpace((512, 1024, 8192), (64,), (0,)),
-    )
-    document = json.loads(plan_json(plan))
-    assert document["trace"]["digest"] == trace.digest
-    assert document["simulated"]["vllm"] == "0.32"
-    assert document["model"]["step_time"]["base_ns"] == 8_000_000
-    assert document["slo"]["itl_s"] == itl_ms / 1e3
-    assert (document["recommended"] is None) == (itl_ms == 5)
-    assert (document["command"] is None) == (itl_ms == 5)
-    assert {loser["reason"] for loser in document["losers"]} <= {"itl", "later_tokens", "unstable"}
-    assert plan_json(plan) == plan_json(plan)

@@ -10,17 +10,19 @@ import pandas as pd
 
 from app.figures.labels import MS_PER_S, TERMS, answer_label, percent, percentile, term_value, three_digits, threshold
 from planner.candidates import Candidate
-from planner.engine_config import VLLM_VERSION, EngineConfig
+from planner.engine_config import EngineConfig
 from planner.inside.phases import Life, PhaseKind
 from planner.inside.recording import Share
 from planner.inside.step_table import StepRow
 from planner.inside.words import WAITING_FOR, WAITS, gap_sentence, wait_in_words
 from planner.inside.worst_gaps import WorstGap
 from planner.metrics import Summary
+from planner.plan_comparison import PlanComparison, value_in_words
+from planner.plan_file import ModelOrigin
 from planner.search import SEARCHED, Recommendation
 from planner.slo import Slo
 from planner.step_time import StepTimeFit
-from planner.verdict import rejection_sentence, seconds, slo_sentence
+from planner.verdict import rejection_sentence, seconds
 from traces.errors import Problem
 from traces.receipt import Receipt
 from traces.requests import RequestTrace
@@ -84,6 +86,11 @@ def receipt_of_trace(trace: RequestTrace, receipt: Receipt) -> pd.DataFrame:
     return _facts(facts)
 
 
+def receipt(of_file: Receipt) -> pd.DataFrame:
+    """How a file was read."""
+    return _facts(_file_facts(of_file))
+
+
 def receipt_of_steps(log: StepLog, receipt: Receipt) -> pd.DataFrame:
     """What was understood of a step log."""
     return _facts([*_file_facts(receipt), *_server_facts(log.facts)])
@@ -143,7 +150,7 @@ def token_sums(trace: RequestTrace) -> pd.DataFrame:
     )
 
 
-def coefficients(fit: StepTimeFit) -> pd.DataFrame:
+def coefficients(fit: StepTimeFit | ModelOrigin) -> pd.DataFrame:
     """Every term of the fitted equation with its interval, in units one can picture."""
     return pd.DataFrame(
         {
@@ -244,6 +251,17 @@ def comparison(plan: Recommendation) -> pd.DataFrame:
     return pd.DataFrame(columns, index=pd.Index([*SEARCHED, *(row.label for row in rows)], name="simulated"))
 
 
+def two_plans(compared: PlanComparison, names: tuple[str, str]) -> pd.DataFrame:
+    """Inputs that differ and all answers of two plans side by side, under their names; what differs is marked."""
+    rows = [*compared.changed_inputs, *compared.answers]
+    columns = {
+        "": ["≠" if row.differs else "" for row in rows],
+        names[0]: [literal(value_in_words(row.first, row.unit)) for row in rows],
+        names[1]: [literal(value_in_words(row.second, row.unit)) for row in rows],
+    }
+    return pd.DataFrame(columns, index=pd.Index([row.name for row in rows], name="simulated"))
+
+
 def _flags(candidate: Candidate) -> list[str]:
     """The three flags that are chosen."""
     config = candidate.engine_config
@@ -314,18 +332,6 @@ def losers(plan: Recommendation) -> pd.DataFrame:
             }
             for candidate, rejection in plan.losers
         ]
-    )
-
-
-def provenance(plan: Recommendation, trace_name: str) -> tuple[str, ...]:
-    """What a result stands on, one fact a line: for the screen and for the head of every file that leaves."""
-    config = plan.closest.engine_config
-    return (
-        f"trace: {trace_name} (digest {plan.trace_digest[:12]})",
-        f"step times: {plan.model_source}",
-        f"targets: {slo_sentence(plan.slo, plan.objective)}",
-        f"today: {', '.join(_flags(plan.today))} ({', '.join(SEARCHED)})",
-        f"KV cache: {config.num_kv_tokens:,} tokens; simulated: vLLM {VLLM_VERSION}",
     )
 
 

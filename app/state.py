@@ -9,6 +9,7 @@ import streamlit as st
 from app import compute
 from app.compute import PlanInputs, PlanJob, Status
 from planner.engine_config import EngineConfig, flags_from_facts
+from planner.plan_file import SavedPlan
 from planner.step_time import StepTime, StepTimeFit
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer, Question
@@ -94,6 +95,12 @@ class Session:
     """Name of the setting that the Inspect page was asked to open; "" = none."""
     picked: EngineConfig | None = None
     """The setting picked among all that a plan tried."""
+    opened: dict[str, SavedPlan] = field(default_factory=dict)
+    """Plan files that were opened, by their names."""
+    refused: InputError | None = None
+    """What stands against the last plan file, where it could not be opened."""
+    num_opened: int = 0
+    """Names the uploader of plan files: a new name empties it."""
     num_looks: int = 0
     """Names the question for the setting: a new name makes it forget what was chosen before."""
 
@@ -129,7 +136,7 @@ class Session:
         """Start to plan beside the pages; the last result stays until there is another."""
         self.previous, self.wants_plan = self.finished, False
         self.picked = None
-        self.job = PlanJob(inputs, trace, model)
+        self.job = PlanJob(inputs, trace, model, self.trace.answers)
 
     @property
     def today(self) -> EngineConfig:
@@ -148,6 +155,18 @@ class Session:
         """
         self.look, self.num_looks = name, self.num_looks + 1
         self.picked = self.picked if picked is None else picked
+
+    def open_plan(self, data: bytes, file_name: str) -> None:
+        """Open a plan file; one of the same name gives way."""
+        self.num_opened += 1
+        outcome = compute.understand_plan(data, file_name)
+        self.refused = outcome if isinstance(outcome, InputError) else None
+        if not isinstance(outcome, InputError):
+            self.opened[file_name] = outcome
+
+    def close_plans(self) -> None:
+        """Forget every plan file."""
+        self.opened, self.refused = {}, None
 
     def upload_steps(self, data: bytes, file_name: str) -> None:
         """Take a new step log; what was said about the one before does not hold for it."""

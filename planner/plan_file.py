@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.candidates import Candidate, Rejection
+from planner.command import serve_command
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.errors import BadPlan
-from planner.export import serve_command
 from planner.json_values import from_json, to_json
 from planner.metrics import Summary
 from planner.search import SEARCHED, Objective, Recommendation, SearchSpace, in_order
@@ -52,8 +52,8 @@ class TraceOrigin:
     """Over all requests."""
     output_tokens_sum: int
     """Over all requests."""
-    has_prefix_hashes: bool
-    """Whether it says which prompts begin alike."""
+    hash_block_tokens: int | None
+    """Prompt tokens per prefix hash; None when it does not say which prompts begin alike."""
     answers: ReadAnswers
     """What the user said about the file."""
     receipt: Receipt | None
@@ -73,7 +73,7 @@ class ModelOrigin:
     """File, or that they were given by hand."""
     digest: str | None
     """The step log's digest; None without one."""
-    coefficients_s: tuple[Coefficient, ...]
+    coefficients: tuple[Coefficient, ...]
     """Terms with their intervals; empty when given by hand."""
     covered: Covered | None
     """Range of work that the log spans; None when given by hand."""
@@ -147,7 +147,7 @@ def save_plan(
         model=ModelOrigin(
             source=plan.model_source,
             digest=None if logged is None else logged.digest,
-            coefficients_s=() if logged is None else logged.coefficients,
+            coefficients=() if logged is None else logged.coefficients,
             covered=None if logged is None else logged.covered,
         ),
         words=_words(plan, trace),
@@ -166,7 +166,7 @@ def trace_origin(trace: RequestTrace, name: str = "", answers: ReadAnswers = NO_
         first_gap_s=float(gaps_s[0]) if len(gaps_s) else None,
         prompt_tokens_sum=int(trace.prompt_tokens.sum()),
         output_tokens_sum=int(trace.output_tokens.sum()),
-        has_prefix_hashes=trace.prefix_hashes is not None,
+        hash_block_tokens=None if trace.prefix_hashes is None else trace.prefix_hashes.block_tokens,
         answers=answers,
         receipt=trace.receipt,
     )

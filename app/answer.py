@@ -9,8 +9,10 @@ from app.compute import PlanJob, Status
 from app.figures import distributions, theme, tradeoff
 from app.figures.distributions import Latencies
 from app.figures.labels import answer_label, percent
-from planner.export import serve_command
+from planner.command import serve_command
+from planner.export import provenance
 from planner.measured import trust_sentence
+from planner.plan_file import Words
 from planner.search import NUM_DRAWS, Recommendation
 from planner.verdict import (
     binding_constraint,
@@ -20,7 +22,6 @@ from planner.verdict import (
     rules_in_force,
     seconds,
     unseen_prefixes,
-    verdict,
 )
 
 
@@ -40,9 +41,10 @@ def show_progress(job: PlanJob) -> None:
 
 def show_answer(job: PlanJob) -> None:
     """Everything, in the order in which a tired operator needs it."""
-    plan = job.result
-    assert plan is not None
-    _show_verdict(plan)
+    assert job.saved is not None
+    plan = job.saved.recommendation
+    show_sentence(job.saved.words)
+    _show_confidence(plan)
     _show_trust()
     _show_command(plan)
     st.subheader("Today, recommended, and vLLM's default" if plan.best else "Today, the closest, and vLLM's default")
@@ -58,19 +60,22 @@ def show_answer(job: PlanJob) -> None:
     st.caption(
         f"{len(plan.candidates):,} settings tried, {plan.num_replays:,} replayed "
         "(the others provably repeat one of these). "
-        + " · ".join(frames.literal(line) for line in frames.provenance(plan, job.inputs.trace_name))
+        + " · ".join(frames.literal(line) for line in provenance(job.saved))
     )
 
 
-def _show_verdict(plan: Recommendation) -> None:
-    """One sentence, and how sure it is."""
-    found = verdict(plan)
+def show_sentence(words: Words) -> None:
+    """Say the verdict, in the colour of its kind."""
     show, icon = {
         "met": (st.success, ":material/check_circle:"),
         "missed": (st.error, ":material/cancel:"),
         "unstable": (st.warning, ":material/trending_up:"),
-    }[found.kind]
-    show(f"**{found.sentence}**", icon=icon)
+    }[words.verdict]
+    show(f"**{words.sentence}**", icon=icon)
+
+
+def _show_confidence(plan: Recommendation) -> None:
+    """Say how sure the verdict is."""
     if plan.probability_met is not None:
         sure = (
             f"Probability that the targets are met, under the model's uncertainty: **{percent(plan.probability_met)}** "
@@ -152,9 +157,11 @@ def _show_tradeoff(plan: Recommendation) -> None:
         panels.offer_look(f"Inspect: {flags_in_words(candidate)}", panels.PICKED, candidate.engine_config, "tradeoff")
 
 
-def _show_distributions(job: PlanJob, plan: Recommendation) -> None:
-    """Show the tails of the three settings."""
-    settings = tuple(
+def tails(job: PlanJob) -> tuple[Latencies, ...]:
+    """Whole distributions of the three settings of a plan that was made here."""
+    assert job.result is not None
+    plan = job.result
+    return tuple(
         Latencies(
             name, look, *compute.latencies(plan.trace_digest, candidate.engine_config, plan.step_time, _trace=job.trace)
         )
@@ -164,6 +171,11 @@ def _show_distributions(job: PlanJob, plan: Recommendation) -> None:
             ("vLLM default", theme.VLLM_DEFAULT, plan.vllm_default),
         )
     )
+
+
+def _show_distributions(job: PlanJob, plan: Recommendation) -> None:
+    """Show the tails of the three settings."""
+    settings = tails(job)
     gaps, waits = st.columns(2, gap="large")
     gaps.plotly_chart(distributions.gap_tail(settings, plan.slo), key="gap_tail")
     waits.plotly_chart(distributions.ttft_tail(settings, plan.slo), key="ttft_tail")

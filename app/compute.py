@@ -27,12 +27,13 @@ from planner.inside.timeline import Timeline, timeline
 from planner.inside.worst_gaps import WorstGap, worst_gaps
 from planner.measured import Comparison, compare, served
 from planner.metrics import Distribution, distribution, itl, ttft_s
+from planner.plan_file import SavedPlan, read_plan, save_plan
 from planner.replay import Replay, replay, warm_up
 from planner.search import Objective, Recommendation
 from planner.slo import Slo
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model
 from traces import read
-from traces.answers import ReadAnswers
+from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import InputError
 from traces.measured import MeasuredRequests, read_measured
 from traces.requests import RequestTrace
@@ -65,6 +66,11 @@ def understand_trace(data: bytes, file_name: str, answers: ReadAnswers) -> Reque
 def understand_steps(data: bytes, file_name: str, answers: ReadAnswers) -> StepLog | InputError:
     """The step log, or what stands against it."""
     return _outcome(lambda: read.read_steps(data, file_name, answers))
+
+
+def understand_plan(data: bytes, file_name: str) -> SavedPlan | InputError:
+    """The plan in a file, or what stands against it."""
+    return _outcome(lambda: read_plan(data.decode("utf-8", "replace"), file_name))
 
 
 @st.cache_resource(show_spinner=False)
@@ -168,12 +174,15 @@ class Status(Enum):
 class PlanJob:
     """One search in a thread of its own; pages look at it and may cancel it."""
 
-    def __init__(self, inputs: PlanInputs, trace: RequestTrace, model: Model) -> None:
-        self.inputs, self.trace, self.model = inputs, trace, model
+    def __init__(
+        self, inputs: PlanInputs, trace: RequestTrace, model: Model, answers: ReadAnswers = NO_ANSWERS
+    ) -> None:
+        self.inputs, self.trace, self.model, self.answers = inputs, trace, model, answers
         self.status = Status.COMPILING
         self.num_done, self.num_planned = 0, 0
         self.newest: Candidate | None = None
         self.result: Recommendation | None = None
+        self.saved: SavedPlan | None = None
         self.fault = ""
         self.started = time.monotonic()
         self._cancel = np.zeros(1, np.uint8)
@@ -196,6 +205,8 @@ class PlanJob:
             result = _recommend(self.inputs, _job=self)
             for candidate in (result.today, result.closest, result.vllm_default):
                 latencies(self.trace.digest, candidate.engine_config, result.step_time, _trace=self.trace)
+            name = self.inputs.trace_name
+            self.saved = save_plan(result, self.trace, self.model, trace_name=name, answers=self.answers)
             self.result, self.status = result, Status.DONE
         except Cancelled:
             self.status = Status.CANCELLED

@@ -11,7 +11,7 @@ import pandas as pd
 from app.figures.labels import MS_PER_S, TERMS, answer_label, percent, percentile, term_value, three_digits, threshold
 from planner.align import Difference
 from planner.candidates import Candidate
-from planner.engine_config import VLLM_VERSION, EngineConfig
+from planner.engine_config import EngineConfig
 from planner.inside.phases import Life, PhaseKind
 from planner.inside.recording import Share
 from planner.inside.step_table import StepRow
@@ -19,11 +19,12 @@ from planner.inside.words import WAITING_FOR, WAITS, gap_sentence, wait_in_words
 from planner.inside.worst_gaps import WorstGap
 from planner.measured import Comparison, signed_percent
 from planner.metrics import Summary
+from planner.plan_comparison import PlanComparison, value_in_words
 from planner.search import SEARCHED, Recommendation
 from planner.slo import Slo
-from planner.step_time import SavedModel, StepTimeFit
+from planner.step_time import Coefficient, SavedModel, StepTime, StepTimeFit
 from planner.stepper import Work
-from planner.verdict import rejection_sentence, seconds, slo_sentence
+from planner.verdict import rejection_sentence, seconds
 from traces.errors import Problem
 from traces.measured import MeasuredRequests
 from traces.receipt import Receipt
@@ -86,6 +87,11 @@ def receipt_of_trace(trace: RequestTrace, receipt: Receipt) -> pd.DataFrame:
         ("span", f"{seconds(trace.span_s)} from the first arrival to the last"),
     ]
     return _facts(facts)
+
+
+def receipt(of_file: Receipt) -> pd.DataFrame:
+    """How a file was read."""
+    return _facts(_file_facts(of_file))
 
 
 def receipt_of_steps(log: StepLog, receipt: Receipt) -> pd.DataFrame:
@@ -162,21 +168,18 @@ def fit_numbers(fit: StepTimeFit) -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def coefficients(model: StepTimeFit | SavedModel) -> pd.DataFrame:
-    """Every term of the equation with its interval, in units one can picture."""
-    if not model.coefficients:
-        terms = [(name.removesuffix("_ns"), value / 1e9) for name, value in model.step_time._asdict().items() if value]
-        rows = [(TERMS[term].label, f"{term_value(term, value)} {TERMS[term].unit}", "–") for term, value in terms]
-    else:
-        rows = [
-            (
-                TERMS[c.name].label,
-                f"{term_value(c.name, c.value)} {TERMS[c.name].unit}",
-                f"{term_value(c.name, c.low)} to {term_value(c.name, c.high)}",
-            )
-            for c in model.coefficients
-        ]
-    return pd.DataFrame(rows, columns=["term", "value", "95 % interval"]).set_index("term")
+def coefficients(terms: tuple[Coefficient, ...], step_time: StepTime) -> pd.DataFrame:
+    """Every term of an equation with its interval, in units one can picture; without one where none is known."""
+    rows = [(c.name, c.value, f"{term_value(c.name, c.low)} to {term_value(c.name, c.high)}") for c in terms] or [
+        (name.removesuffix("_ns"), value / 1e9, "–") for name, value in step_time._asdict().items() if value
+    ]
+    return pd.DataFrame(
+        {
+            "term": [TERMS[name].label for name, _, _ in rows],
+            "value": [f"{term_value(name, value)} {TERMS[name].unit}" for name, value, _ in rows],
+            "95 % interval": [interval for _, _, interval in rows],
+        }
+    ).set_index("term")
 
 
 def fit_basis(model: StepTimeFit | SavedModel) -> pd.DataFrame:
@@ -332,6 +335,17 @@ def comparison(plan: Recommendation) -> pd.DataFrame:
     return pd.DataFrame(columns, index=pd.Index([*SEARCHED, *(row.label for row in rows)], name="simulated"))
 
 
+def two_plans(compared: PlanComparison, names: tuple[str, str]) -> pd.DataFrame:
+    """Inputs that differ and all answers of two plans side by side, under their names; what differs is marked."""
+    rows = [*compared.changed_inputs, *compared.answers]
+    columns = {
+        "": ["≠" if row.differs else "" for row in rows],
+        names[0]: [literal(value_in_words(row.first, row.unit)) for row in rows],
+        names[1]: [literal(value_in_words(row.second, row.unit)) for row in rows],
+    }
+    return pd.DataFrame(columns, index=pd.Index([row.name for row in rows], name="simulated"))
+
+
 def _flags(candidate: Candidate) -> list[str]:
     """The three flags that are chosen."""
     config = candidate.engine_config
@@ -402,18 +416,6 @@ def losers(plan: Recommendation) -> pd.DataFrame:
             }
             for candidate, rejection in plan.losers
         ]
-    )
-
-
-def provenance(plan: Recommendation, trace_name: str) -> tuple[str, ...]:
-    """What a result stands on, one fact a line: for the screen and for the head of every file that leaves."""
-    config = plan.closest.engine_config
-    return (
-        f"trace: {trace_name} (digest {plan.trace_digest[:12]})",
-        f"step times: {plan.model_source}",
-        f"targets: {slo_sentence(plan.slo, plan.objective)}",
-        f"today: {', '.join(_flags(plan.today))} ({', '.join(SEARCHED)})",
-        f"KV cache: {config.num_kv_tokens:,} tokens; simulated: vLLM {VLLM_VERSION}",
     )
 
 

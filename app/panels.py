@@ -188,7 +188,7 @@ def _offer_to_drop(
 def show_model(model: StepTimeFit | SavedModel) -> None:
     """The equation, and what it stands on."""
     terms, basis = st.columns(2, gap="large")
-    terms.table(frames.coefficients(model), border="horizontal")
+    terms.table(frames.coefficients(model.coefficients, model.step_time), border="horizontal")
     basis.table(frames.fit_basis(model), border="horizontal", hide_header=True)
 
 

@@ -11,6 +11,7 @@ from app.compute import PlanInputs, PlanJob, Setting, Status
 from planner.align import Alignment
 from planner.engine_config import EngineConfig, flags_from_facts
 from planner.measured import Comparison
+from planner.plan_file import SavedPlan
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, step_time_of
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer, Question
@@ -103,6 +104,12 @@ class Session:
     """Name of the setting that the Inspect page was asked to open; "" = none."""
     picked: EngineConfig | None = None
     """The setting picked among all that a plan tried."""
+    opened: dict[str, SavedPlan] = field(default_factory=dict)
+    """Plan files that were opened, by their names."""
+    refused: InputError | None = None
+    """What stands against the last plan file, where it could not be opened."""
+    num_opened: int = 0
+    """Names the uploader of plan files: a new name empties it."""
     num_looks: int = 0
     """Names the question for the setting: a new name makes it forget what was chosen before."""
 
@@ -176,7 +183,7 @@ class Session:
         """Start to plan beside the pages; the last result stays until there is another."""
         self.previous, self.wants_plan = self.finished, False
         self.picked = None
-        self.job = PlanJob(inputs, trace, model)
+        self.job = PlanJob(inputs, trace, model, self.trace.answers)
 
     @property
     def today(self) -> EngineConfig:
@@ -202,6 +209,18 @@ class Session:
         measured = compute.understand_measured(data, file_name, NO_ANSWERS)
         if isinstance(measured, MeasuredRequests):
             self.measured.give(measured, file_name)
+
+    def open_plan(self, data: bytes, file_name: str) -> None:
+        """Open a plan file; one of the same name gives way."""
+        self.num_opened += 1
+        outcome = compute.understand_plan(data, file_name)
+        self.refused = outcome if isinstance(outcome, InputError) else None
+        if not isinstance(outcome, InputError):
+            self.opened[file_name] = outcome
+
+    def close_plans(self) -> None:
+        """Forget every plan file."""
+        self.opened, self.refused = {}, None
 
     def upload_steps(self, data: bytes, file_name: str) -> None:
         """Take a new step log; what was said about the one before does not hold for it."""

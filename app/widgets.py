@@ -9,8 +9,8 @@ from streamlit.typing import UploadedFile
 
 from app.figures.calibration import Against
 from app.figures.labels import MS_PER_S, TERMS
+from planner.command import MODEL, MODEL_NAME
 from planner.engine_config import GPU_TIERS, EngineConfig
-from planner.export import MODEL
 from planner.search import Objective
 from planner.slo import Slo
 from planner.step_time import StepTime
@@ -404,6 +404,13 @@ def ask_request(row: int, name: str) -> int:
     )
 
 
+def ask_plan(names: tuple[str, ...], label: str, name: str) -> str:
+    """Ask for one of several plans."""
+    if len(names) == 1:
+        return names[0]
+    return st.segmented_control(label, names, default=names[0], required=True, key=name)
+
+
 def ask_model_name() -> str:
     """Ask for the model to write into the command; a name that a shell would read otherwise is not taken."""
     model = st.text_input(
@@ -413,7 +420,7 @@ def ask_model_name() -> str:
         help="As you give it to `vllm serve`: a name on the hub or a path.",
         persist_state="session",
     )
-    if re.fullmatch(r"[\w./:@+-]+", model):
+    if re.fullmatch(MODEL_NAME, model):
         return model
     st.error(f"A model name has letters, digits and . / : @ + - only; {MODEL} is written instead.")
     return MODEL

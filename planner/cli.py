@@ -7,6 +7,7 @@ Results go to standard output, progress and messages to standard error. Exit cod
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -20,13 +21,17 @@ from planner.align import Alignment, align_whole, alignment_sentence, difference
 from planner.calibrate import fit_step_time
 from planner.candidates import Candidate
 from planner.capacity import LoadPoint, Routing, find_headroom, find_replicas
+from planner.command import MODEL, MODEL_NAME, serve_command
 from planner.engine_config import DRAFTERS, GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
 from planner.errors import BadPlan
-from planner.export import plan_json, receipt_of, serve_command, without_nan
+from planner.export import bench_command, config_yaml, container_args, head, helm_values, timed_trace
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.report import inside_report, report_document, report_lines
+from planner.json_values import to_json
 from planner.measured import SHARES, Comparison, compare, trust_sentence
 from planner.metrics import Spread, Summary, summarise
+from planner.plan_comparison import Row, compare_plans, inputs_sentence, value_in_words
+from planner.plan_file import SavedPlan, open_plan, save_plan, trace_origin, write_plan
 from planner.replay import Replay, replay, warm_up
 from planner.search import Objective, Recommendation, recommend
 from planner.slo import Slo
@@ -75,6 +80,8 @@ BY_HAND_MS = {
     "per_prefill_token": (0.02, "per prefill token"),
 }
 """Coefficients without a model, milliseconds: those of the reference experiments."""
+COLUMN = 28
+"""Characters of a column of `planner compare`."""
 MOST_COUNT = 1 << 31
 """Larger counts are no flags of a real server."""
 OPTION_TYPES: dict[str, Callable[[str], Any]] = {
@@ -86,9 +93,19 @@ OPTION_TYPES: dict[str, Callable[[str], Any]] = {
 """Flags that do not take a whole number or a switch."""
 
 
-def main(argv: list[str] | None = None) -> int:
+FORMS: dict[str, Callable[[EngineConfig, str], str]] = {
+    "config": config_yaml,
+    "k8s": container_args,
+    "helm": helm_values,
+}
+"""Forms of a recommended setting, by their names on the command line."""
+Report = Callable[[SavedPlan], str]
+"""Draws a plan as one HTML page; the command that has the figures brings it along."""
+
+
+def main(argv: list[str] | None = None, html_report: Report | None = None) -> int:
     """Run one command and return its exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().parse_args(argv, argparse.Namespace(html_report=html_report))
     try:
         return int(arguments.run(arguments))
     except InputError as fault:
@@ -201,14 +218,84 @@ def run_plan(arguments: argparse.Namespace) -> int:
         on_progress=_show_progress,
     )
     print(file=sys.stderr)
-    document = plan_json(plan, receipt_of(trace))
+    document = write_plan(save_plan(plan, trace, model, answers=_answers(arguments)))
     if arguments.output:
         _write(arguments.output, document)
     if arguments.json:
-        print(document)
+        print(document, end="")
     else:
         _print_plan(plan, today if arguments.steps else None)
     return OK if plan.best is not None else NOT_MET
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    """Put two plan files side by side."""
+    compared = compare_plans(open_plan(arguments.first), open_plan(arguments.second))
+    if arguments.json:
+        _print_json(
+            {"inputs": compared.inputs, "answers": compared.answers, "same_inputs": not compared.changed_inputs}
+        )
+    else:
+        print(inputs_sentence(compared))
+        _print_rows(compared.changed_inputs)
+        print()
+        _print_rows(compared.answers)
+    return OK
+
+
+def _print_rows(rows: tuple[Row, ...]) -> None:
+    """Two columns; what differs is marked. A cell that is too long for a column gets lines of its own."""
+    for row in rows:
+        cells = [value_in_words(value, row.unit) for value in (row.first, row.second)]
+        mark = "≠" if row.differs else " "
+        if max(len(cell) for cell in cells) <= COLUMN:
+            print(f"{mark} {row.name:48} {cells[0]:{COLUMN}} {cells[1]}")
+        else:
+            print(f"{mark} {row.name}:\n    {cells[0]}" + (f"\n    {cells[1]}" if row.differs else ""))
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    """Write a plan in a form that people deploy, verify or read."""
+    _check_output(arguments.output)
+    if not re.fullmatch(MODEL_NAME, arguments.model_name):
+        raise BadPlan("command line", "--model-name: allowed are letters, digits and . / : @ + -")
+    saved = open_plan(arguments.plan)
+    plan, form, model = saved.recommendation, arguments.form, arguments.model_name
+    if form == "html":
+        if arguments.html_report is None:
+            raise BadPlan("command line", "--as html needs the command as installed, which brings the figures along")
+        text = arguments.html_report(saved)
+    elif form == "trace":
+        text = timed_trace(_planned_trace(arguments, saved))
+    elif form == "bench":
+        text = head(saved) + bench_command(saved.trace, model, arguments.timed_trace) + "\n"
+    elif plan.best is None:
+        print(f"Nothing to deploy: {saved.words.sentence}", file=sys.stderr)
+        return NOT_MET
+    elif form == "command":
+        today = None if arguments.full else plan.today.engine_config
+        text = head(saved) + serve_command(plan.best.engine_config, today, model) + "\n"
+    else:
+        text = head(saved) + FORMS[form](plan.best.engine_config, model)
+    if arguments.output:
+        _write(arguments.output, text)
+    else:
+        print(text, end="")
+    return OK
+
+
+def _planned_trace(arguments: argparse.Namespace, saved: SavedPlan) -> RequestTrace:
+    """The trace that a plan was made for, read as it was read then."""
+    if not arguments.trace:
+        raise BadPlan("command line", "--as trace needs --trace, the file that the plan was made for")
+    trace = read_trace(Path(arguments.trace), Path(arguments.trace).name, saved.trace.answers)
+    if trace.digest != saved.trace.digest:
+        raise BadPlan(
+            arguments.trace,
+            f"is not the trace of this plan: digest {trace.digest[:12]}, the plan was made for {saved.trace.name} "
+            f"with {saved.trace.digest[:12]}",
+        )
+    return trace
 
 
 def run_capacity(arguments: argparse.Namespace) -> int:
@@ -230,8 +317,8 @@ def run_capacity(arguments: argparse.Namespace) -> int:
         "routing": arguments.routing,
         "replicas": replicas.num_replicas,
         "flags": asdict(config),
-        "trace": {"digest": trace.digest, "receipt": receipt_of(trace)},
-        "simulated": {"vllm": VLLM_VERSION, "rules": list(rules_in_force(config))},
+        "trace": trace_origin(trace, answers=_answers(arguments)),
+        "simulated": {"vllm": VLLM_VERSION, "rules": rules_in_force(config)},
     }
     if arguments.json:
         _print_json(document)
@@ -288,6 +375,22 @@ def _parser() -> argparse.ArgumentParser:
     _add_target_options(plan)
     plan.add_argument("-o", "--output", help="write the plan here, as JSON")
     plan.set_defaults(run=run_plan)
+
+    compare = commands.add_parser("compare", help="two plan files side by side")
+    compare.add_argument("first", metavar="A.json", help="written by planner plan -o, or on the Export page")
+    compare.add_argument("second", metavar="B.json")
+    compare.add_argument("--json", action="store_true", help="print one JSON object")
+    compare.set_defaults(run=run_compare)
+
+    export = commands.add_parser("export", help="a plan as a command, manifests, a benchmark or a report")
+    export.add_argument("plan", metavar="PLAN.json", help="written by planner plan -o, or on the Export page")
+    export.add_argument("--as", dest="form", choices=["command", *FORMS, "bench", "trace", "html"], default="command")
+    export.add_argument("--full", action="store_true", help="the whole command, not only the flags that change")
+    export.add_argument("--model-name", default=MODEL, help="as given to vllm serve")
+    export.add_argument("--timed-trace", metavar="T.jsonl", help="for --as bench: what --as trace wrote")
+    export.add_argument("--trace", help="for --as trace: the file that the plan was made for")
+    export.add_argument("-o", "--output", help="write it here")
+    export.set_defaults(run=run_export)
 
     capacity = commands.add_parser("capacity", help="find the load that breaks a target, and the replicas needed")
     capacity.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
@@ -535,7 +638,7 @@ def _load_point(point: LoadPoint) -> dict[str, Any]:
 
 def _print_json(document: dict[str, Any]) -> None:
     """One JSON object, NaN as null."""
-    print(json.dumps(without_nan(document), indent=2, sort_keys=True))
+    print(json.dumps(to_json(document), indent=2, sort_keys=True))
 
 
 def _milliseconds(spread: Spread) -> dict[str, float]:
@@ -574,7 +677,7 @@ def _replay_document(trace: RequestTrace, run: Replay, summary: Summary, itl_ms:
         "kernel_seconds": run.kernel_seconds,
         "flags": asdict(run.engine_config),
         "step_time": run.step_time._asdict(),
-        "trace": {"digest": trace.digest, "receipt": receipt_of(trace)},
+        "trace": trace_origin(trace),
         "simulated": {
             "vllm": VLLM_VERSION,
             "rules": list(rules_in_force(run.engine_config)),

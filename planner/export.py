@@ -1,145 +1,153 @@
-"""A chosen configuration in the forms people start vLLM with. Nothing is decided here."""
+"""A plan in the forms that people deploy and verify it with. Nothing is decided here."""
 
 import json
-import math
-from dataclasses import asdict
-from typing import Any
+import shlex
+from collections.abc import Iterator
 
-from planner.candidates import Candidate, Rejection
-from planner.engine_config import VLLM_VERSION, EngineConfig, changed_flags
-from planner.search import SEARCHED, Recommendation
-from planner.verdict import not_simulated, rejection_sentence, rules_in_force, verdict
-from traces.requests import RequestTrace
+from planner.command import MODEL, flags, joined, options
+from planner.engine_config import EngineConfig
+from planner.plan_file import SavedPlan, TraceOrigin
+from planner.search import SEARCHED
+from traces.requests import PrefixHashes, RequestTrace
 
-MODEL = "MODEL"
-"""Stands where the user's model belongs."""
-NOT_EXPORTED = (
-    "num_gpu_blocks",
-    "speculative_method",
-    "num_speculative_tokens",
-    "draft_acceptance_rate",
-)
-"""vLLM finds the first out by itself; the others belong into the user's own --speculative-config."""
-
-
-def serve_command(config: EngineConfig, today: EngineConfig | None = None, model: str = MODEL) -> str:
-    """The `vllm serve` command line.
-
-    Parameters
-    ----------
-    config : EngineConfig
-    today : EngineConfig, optional
-        When given, only flags that differ from it are written.
-    model : str
-    """
-    parts = [f"vllm serve {model}"]
-    for name, value in flags(config, today).items():
-        option = name.replace("_", "-")
-        if isinstance(value, bool):
-            parts.append(f"--{option}" if value else f"--no-{option}")
-        else:
-            parts.append(f"--{option} {value}")
-    return " \\\n  ".join(parts) if len(parts) > 3 else " ".join(parts)
+CHUNK_TOKENS = 512
+"""Prompt tokens per id in an exported trace that says nothing about shared prompts."""
+HELM_KEYS = {
+    "enable_prefix_caching": "enablePrefixCaching",
+    "enable_chunked_prefill": "enableChunkedPrefill",
+    "max_model_len": "maxModelLen",
+    "max_num_seqs": "maxNumSeqs",
+}
+"""Flags that the chart has keys of its own for; the others go into `extraArgs`."""
 
 
 def config_yaml(config: EngineConfig, model: str = MODEL) -> str:
     """A file for `vllm serve --config`."""
-    lines = [f"model: {model}"]
-    for name, value in flags(config).items():
-        text = str(value).lower() if isinstance(value, bool) else value
-        lines.append(f"{name.replace('_', '-')}: {text}")
+    lines = [f"model: {json.dumps(model)}"]
+    lines += [f"{name.replace('_', '-')}: {json.dumps(value)}" for name, value in flags(config).items()]
     return "\n".join(lines) + "\n"
 
 
-def flags(config: EngineConfig, today: EngineConfig | None = None) -> dict[str, bool | int | float]:
-    """Flags under vLLM's names: those that differ from `today`, or the searched ones and what is not vLLM's default.
+def container_args(config: EngineConfig, model: str = MODEL) -> str:
+    """The `args` of a Kubernetes container whose entrypoint is `vllm serve`, as the vllm/vllm-openai image has it."""
+    words = [model, *(word for option in options(flags(config)) for word in option)]
+    return "args:\n" + "".join(f"  - {json.dumps(word)}\n" for word in words)
 
-    When nothing differs from `today`, the searched ones.
+
+def helm_values(config: EngineConfig, model: str = MODEL) -> str:
+    """Values for the chart of vLLM's production stack.
+
+    Source
+    ------
+    vllm-project/production-stack, helm/values.yaml and helm/templates/deployment-vllm-multi.yaml: the chart turns
+    prefix caching off unless `enablePrefixCaching` says otherwise, so both switches are always written.
     """
-    changed = changed_flags(today or EngineConfig(), config)
-    names = dict.fromkeys([*SEARCHED, *changed] if today is None or not changed else changed)
-    values = {name: getattr(config, name) for name in names if name not in NOT_EXPORTED}
-    return {name: value for name, value in values.items() if value is not None}
+    values = flags(config)
+    for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+        values[name] = getattr(config, name)
+    own = {key: values.pop(name) for name, key in HELM_KEYS.items() if name in values}
+    extra = [word for option in options(values) for word in option]
+    return (
+        "# Helm replaces lists whole: put vllmConfig into your own entry of modelSpec.\n"
+        "servingEngineSpec:\n"
+        "  modelSpec:\n"
+        '  - name: "vllm"\n'
+        f"    modelURL: {json.dumps(model)}\n"
+        "    vllmConfig:\n"
+        + "".join(f"      {key}: {json.dumps(value)}\n" for key, value in own.items())
+        + "      extraArgs:\n"
+        + "".join(f"      - {json.dumps(word)}\n" for word in extra)
+    )
 
 
-def plan_json(plan: Recommendation, receipt: dict[str, Any] | None = None) -> str:
-    """Everything the answer stands on, as one JSON object; numbers in seconds and tokens.
+def bench_command(origin: TraceOrigin, model: str = MODEL, trace_file: str | None = None) -> str:
+    """The `vllm bench serve` command that offers the planned traffic to a running server.
 
     Parameters
     ----------
-    plan : Recommendation
-    receipt : dict, optional
-        How the trace was read.
+    origin : TraceOrigin
+        The planned traffic.
+    model : str
+    trace_file : str, optional
+        The traffic as `timed_trace` wrote it: every request is then sent at its own time. Without, requests of mean
+        length are sent at the mean rate, which is gentler than real traffic.
+
+    Source
+    ------
+    vLLM 0.32, vllm/benchmarks/serve.py and vllm/benchmarks/datasets/datasets.py (TimedTrace).
     """
-    chosen = plan.best or plan.closest
-    document = {
-        "verdict": verdict(plan).kind,
-        "sentence": verdict(plan).sentence,
-        "command": serve_command(plan.best.engine_config) if plan.best else None,
-        "recommended": _candidate(plan.best) if plan.best else None,
-        "closest": _candidate(plan.closest),
-        "today": _candidate(plan.today),
-        "vllm_default": _candidate(plan.vllm_default),
-        "probability_met": plan.probability_met,
-        "extrapolated_share": plan.extrapolated_share,
-        "closed_form_budget": plan.closed_form_budget,
-        "typical_decode_s": plan.typical_decode_s,
-        "typical_num_seqs": plan.typical_num_seqs,
-        "offered_load": plan.offered_load,
-        "slo": asdict(plan.slo),
-        "objective": plan.objective.value,
-        "space": asdict(plan.space),
-        "losers": [_loser(candidate, rejection) for candidate, rejection in plan.losers],
-        "num_replays": plan.num_replays,
-        "model": {"step_time": plan.step_time._asdict(), "source": plan.model_source},
-        "trace": {"digest": plan.trace_digest, "receipt": receipt},
-        "simulated": {
-            "vllm": VLLM_VERSION,
-            "rules": list(rules_in_force(chosen.engine_config)),
-            "not_simulated": list(not_simulated()),
-        },
-    }
-    return json.dumps(without_nan(document), indent=2, sort_keys=True)
+    if trace_file is not None:
+        traffic = [
+            f"--dataset-name timed_trace --dataset-path {shlex.quote(trace_file)}",
+            f"--timed-trace-chunk-hash-size {origin.hash_block_tokens or CHUNK_TOKENS}",
+        ]
+    else:
+        rate = f"{origin.requests_per_s:.6g}" if origin.span_s else "inf"
+        prompt, output = (
+            max(1, round(total / origin.num_requests)) for total in (origin.prompt_tokens_sum, origin.output_tokens_sum)
+        )
+        traffic = [
+            f"--dataset-name random --random-input-len {prompt} --random-output-len {output}",
+            f"--request-rate {rate} --ignore-eos",
+        ]
+    return joined(
+        f"vllm bench serve --model {model}",
+        [
+            *traffic,
+            f"--num-prompts {origin.num_requests}",
+            "--percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,99",
+            "--save-result --save-detailed --result-filename measured.json",
+        ],
+    )
 
 
-def receipt_of(trace: RequestTrace) -> dict[str, Any] | None:
-    """How the trace was read, with the totals to check it by; None when no file stands behind it."""
-    if trace.receipt is None:
-        return None
-    gaps_s = trace.arrival_s[1:2] - trace.arrival_s[:1]
-    return {
-        **asdict(trace.receipt),
-        "first_gap_s": float(gaps_s[0]) if len(gaps_s) else None,
-        "span_s": trace.span_s,
-        "prompt_tokens_sum": int(trace.prompt_tokens.sum()),
-        "output_tokens_sum": int(trace.output_tokens.sum()),
-    }
+def timed_trace(trace: RequestTrace) -> str:
+    """A trace for `vllm bench serve --dataset-name timed_trace`: one JSON object a line, times in seconds.
+
+    vLLM makes up the prompt from its ids and stops where they end, so every started chunk has one. Chunks that the
+    trace has no id for get one of their own: they are shared with nobody.
+    """
+    hashes = trace.prefix_hashes
+    chunk = CHUNK_TOKENS if hashes is None else hashes.block_tokens
+    own = _unused_ids(hashes)
+    lines = []
+    for i in range(len(trace)):
+        known = [] if hashes is None else hashes.ids[hashes.offsets[i] : hashes.offsets[i + 1]].tolist()
+        num_chunks = -(-int(trace.prompt_tokens[i]) // chunk)
+        ids = known[:num_chunks] + [next(own) for _ in range(num_chunks - len(known))]
+        row = {
+            "timestamp": float(trace.arrival_s[i]),
+            "input_length": int(trace.prompt_tokens[i]),
+            "output_length": int(trace.output_tokens[i]),
+            "hash_ids": ids,
+        }
+        lines.append(json.dumps(row))
+    return "\n".join(lines) + "\n"
 
 
-def without_nan(value: Any) -> Any:
-    """The same document with NaN and infinities as null, since JSON has neither."""
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _unused_ids(hashes: PrefixHashes | None) -> Iterator[int]:
+    """Ids that stand for no prompt yet."""
+    number = 0 if hashes is None or len(hashes.ids) == 0 else int(hashes.ids.max()) + 1
+    while True:
+        yield number
+        number += 1
 
 
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    """Settings, numbers and missed targets."""
-    return {
-        "flags": asdict(candidate.engine_config),
-        "summary": asdict(candidate.summary),
-        "violations": [rejection_sentence(v) for v in candidate.violations],
-    }
+def provenance(saved: SavedPlan) -> tuple[str, ...]:
+    """What a plan stands on, one fact a line: for the screen and for the head of every file that leaves."""
+    plan = saved.recommendation
+    config = plan.today.engine_config
+    today = ", ".join(f"{name} {getattr(config, name)}" for name in SEARCHED)
+    return (
+        f"trace: {saved.trace.name} (digest {saved.trace.digest[:12]}), {saved.trace.num_requests:,} requests",
+        f"step times: {saved.model.source}",
+        f"targets: {saved.words.target}",
+        f"today: {today}",
+        f"KV cache: {config.num_kv_tokens:,} tokens; simulated: vLLM {saved.vllm_version}; "
+        f"planner {saved.product_version}",
+    )
 
 
-def _loser(candidate: Candidate, rejection: Rejection) -> dict[str, Any]:
-    """One line of the list of losers."""
-    return {
-        "flags": {name: getattr(candidate.engine_config, name) for name in SEARCHED},
-        "reason": rejection.reason.value,
-        "measured": rejection.measured,
-        "limit": rejection.limit,
-        "unit": rejection.unit,
-    }
+def head(saved: SavedPlan) -> str:
+    """The same as comment lines; a line break in a file's name ends no comment."""
+    return "".join(f"# {' '.join(line.split())}\n" for line in provenance(saved))

@@ -1,7 +1,7 @@
 """Choosing flags: which settings meet the targets, which of them is best, and why the others lost."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -153,7 +153,7 @@ def recommend(
         # Overloaded beyond doubt: what cannot be carried is shown under a few settings, not under all.
         tried = _most_efficient(space) if load > HOPELESS_LOAD and now.summary.is_unstable else space
         replays.run_all(_outward(_configs(tried, today, usual), budget or min(space.max_num_batched_tokens)))
-        candidates = replays.in_order()
+        candidates = in_order(replays.known.values())
         fitting = [c for c in candidates if c.meets]
         best = min(fitting, key=lambda c: _rank(c, objective, today)) if fitting else None
         closest = best or min(candidates, key=lambda c: _distance(c))
@@ -291,6 +291,11 @@ def extrapolated_share(run: Replay, covered: Covered) -> float:
     return float(outside.mean()) if len(steps) else 0.0
 
 
+def in_order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Candidates by budget, seats, threshold."""
+    return tuple(sorted(candidates, key=lambda c: _order(c.engine_config)))
+
+
 def num_threads() -> int:
     """Processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -400,10 +405,6 @@ class _Replays:
                 self.known[config] = replace(candidate, engine_config=config)
                 return True
         return False
-
-    def in_order(self) -> tuple[Candidate, ...]:
-        """Everything known, by budget, seats, threshold."""
-        return tuple(sorted(self.known.values(), key=lambda c: _order(c.engine_config)))
 
     def probability_met(self, model: Model, best: Candidate) -> float | None:
         """Share of joint draws of the coefficients under which `best` still meets every target."""

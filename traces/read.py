@@ -396,13 +396,6 @@ def _decoder_only(decoded: Decoded, columns: StepColumns) -> tuple[Decoded, tupl
     return _without(decoded, ran, ENCODER)
 
 
-def _without(decoded: Decoded, which: Mask, reason: str) -> tuple[Decoded, tuple[Dropped, ...]]:
-    """Leave rows out, and say so."""
-    rows = decoded.rows[which]
-    kept = replace(decoded, table=decoded.table.filter(pa.array(~which)), rows=decoded.rows[~which])
-    return kept, (Dropped(reason, len(rows), _first(rows)),)
-
-
 def _judge(role: str, column: str, decoded: Decoded) -> Judged:
     """Judge one column of a step table by its part."""
     if role in ("prefill_tokens", "decode_reqs", "prefill_reqs", "decode_tokens"):

@@ -1,44 +1,47 @@
-"""What leaves: the command, the files to start vLLM with, the whole plan."""
+"""What leaves: command, manifests, benchmark, report, plan file; and plan files that come back."""
 
 import streamlit as st
 
-from app import frames, panels, state, widgets
-from planner.export import config_yaml, plan_json, receipt_of, serve_command
-from planner.step_time import StepTimeFit, write_model
+from app import frames, handout, panels, state, widgets
+from planner.export import provenance
+
+HERE = "Made in this session"
 
 session = state.session()
 job = session.finished
+made = {} if job is None or job.saved is None else {HERE: job.saved}
+plans = made | session.opened
 
 # Needs
-if job is None or job.result is None:
-    panels.show_missing("Nothing to export yet: an export needs a plan.", "plan", "Plan")
-    st.stop()
-plan = job.result
-panels.show_stale(job.inputs, session.inputs)
+if not plans:
+    panels.show_missing("Nothing to export yet: an export needs a plan, or a plan file.", "plan", "Plan")
+elif job is not None and made:
+    panels.show_stale(job.inputs, session.inputs)
 
 # Choose
-st.subheader("Take it with you")
+with st.expander("Open plan files, and compare them", expanded=not made):
+    upload = widgets.ask_file("Plan file", "as written here or by planner plan -o", f"plan_{session.num_opened}")
+    if upload is not None:
+        session.open_plan(upload.getvalue(), upload.name)
+        st.rerun()
+    if session.refused is not None:
+        st.error(frames.literal(str(session.refused)), icon=":material/error:")
+    if session.opened and st.button("Close all plan files", icon=":material/close:"):
+        session.close_plans()
+        st.rerun()
+if not plans:
+    st.stop()
+chosen = widgets.ask_plan(tuple(plans), "Plan", f"export_plan_{session.num_opened}")
+saved = plans[chosen]
 model_name = widgets.ask_model_name()
-lines = frames.provenance(plan, job.inputs.trace_name)
-st.caption("  \n".join(frames.literal(line) for line in lines))
+st.caption("  \n".join(frames.literal(line) for line in provenance(saved)))
 
 # Show
-head = "".join(f"# {line}\n" for line in lines)
-if plan.best is None:
-    st.error("No setting tried meets the targets, so there is no command to give; the plan says what came closest.")
-else:
-    st.markdown("**Command**: the full `vllm serve` line.")
-    command = serve_command(plan.best.engine_config, model=model_name)
-    panels.show_file(command, "bash", f"{head}{command}\n", "vllm_serve.sh")
-    st.markdown("**YAML** for `vllm serve --config vllm_serve.yaml`.")
-    config = config_yaml(plan.best.engine_config, model_name)
-    panels.show_file(config, "yaml", head + config, "vllm_serve.yaml")
-st.markdown("**Plan**: every number the answer stands on, as JSON.")
-document = plan_json(plan, receipt_of(job.trace))
-panels.show_file(document, "json", document, "plan.json", height=240)
-if isinstance(job.model, StepTimeFit):
-    st.markdown(
-        "**Step-time model**: coefficients, intervals and covered range, as JSON; `planner plan --model` takes it."
-    )
-    document = write_model(job.model)
-    panels.show_file(document, "json", document, "model.json", height=240)
+if chosen != HERE:
+    handout.show_opened(saved, chosen)
+handout.show_handout(saved, model_name, job if chosen == HERE else None)
+if len(plans) > 1:
+    st.subheader("Side by side")
+    others = tuple(name for name in plans if name != chosen)
+    other = widgets.ask_plan(others, "Beside it", f"other_plan_{session.num_opened}_{chosen}")
+    handout.show_comparison(plans, chosen, other)

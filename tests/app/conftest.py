@@ -1,7 +1,11 @@
 """One small road for all tests of the app: the example's first minute, its fit, and a plan over few settings."""
 
+import shutil
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 from app import compute
 from planner.calibrate import fit_step_time
@@ -12,6 +16,8 @@ from planner.step_time import StepTimeFit
 from traces.requests import RequestTrace
 from traces.steps import StepLog
 
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
+OPTIONS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
 SPACE = SearchSpace((1024, 2048), (64, 256), (0, 512))
 
 
@@ -50,3 +56,15 @@ def plan(trace: RequestTrace, fit: StepTimeFit, log: StepLog) -> Recommendation:
 def missed_plan(trace: RequestTrace, fit: StepTimeFit, log: StepLog) -> Recommendation:
     today = flags_from_facts(log.facts)
     return recommend(trace, fit, today, Slo(itl_s=0.001), default_flags=(8192, 1024), space=SPACE)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A system Chromium."""
+    found = next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(CHROMIUMS)} is installed")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=OPTIONS)
+        yield chromium
+        chromium.close()

@@ -1,7 +1,6 @@
 """One operator, one browser: from a trace and a server log to a command in a file."""
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,13 +12,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from app import compute
 
 MAIN = Path(compute.__file__).parent / "main.py"
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
-OPTIONS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
 PLAN_MS = 120_000
 """A plan of the example takes seconds; the compiler may have to run first."""
 
@@ -58,18 +55,6 @@ def wait_until_healthy(url: str) -> None:
         except (urllib.error.URLError, OSError):
             assert time.monotonic() < deadline, "the app did not start"
             time.sleep(0.1)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A system Chromium."""
-    found = next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"no browser: none of {', '.join(CHROMIUMS)} is installed")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=found, args=OPTIONS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture
@@ -198,3 +183,35 @@ def test_a_bad_file_is_explained_and_replaced(page: Page, address: str, tmp_path
     expect(page.get_by_text("3 read, 2 used, 1 left out")).to_be_visible()
     give(page, "Another request trace", compute.SAMPLES / compute.EXAMPLE_TRACE)
     expect(page.get_by_text("1,514 read, 1,514 used, 0 left out")).to_be_visible()
+
+
+def test_a_plan_goes_out_as_a_file_and_comes_back_beside_another(page: Page, address: str) -> None:
+    page.goto(f"{address}/plan")
+    page.get_by_role("button", name="Run the example").click()
+    expect(page.get_by_text("Met: p99 token gap")).to_be_visible(timeout=PLAN_MS)
+    go(page, "Export")
+    page.get_by_role("tab", name="Plan file").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download plan.json").click()
+    plan_file = Path(download.value.path()).read_bytes()
+    page.get_by_role("tab", name="Report").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download report.html").click()
+    report = Path(download.value.path()).read_text(encoding="utf-8")
+    assert "How long are token gaps?" in report
+    assert json.loads(plan_file)["sentence"].split(";")[0] in report
+
+    page.goto(f"{address}/export")  # a new session: only the file is left
+    expect(page.get_by_text("an export needs a plan, or a plan file")).to_be_visible()
+    uploader = page.get_by_test_id("stFileUploader").locator("input[type=file]")
+    uploader.set_input_files({"name": "monday.json", "mimeType": "application/json", "buffer": plan_file})
+    expect(page.get_by_text("Read from the file monday.json")).to_be_visible()
+    with page.expect_download() as download:
+        page.get_by_role("tab", name="Plan file").click()
+        page.get_by_role("button", name="Download plan.json").click()
+    assert Path(download.value.path()).read_bytes() == plan_file
+
+    page.get_by_text("Open plan files, and compare them").click()
+    uploader = page.get_by_test_id("stFileUploader").locator("input[type=file]")
+    uploader.set_input_files({"name": "tuesday.json", "mimeType": "application/json", "buffer": plan_file})
+    expect(page.get_by_text("Both plans stand on the same inputs.")).to_be_visible()

@@ -9,9 +9,12 @@ from shared import files
 from streamlit.testing.v1 import AppTest
 
 from app import compute
-from planner.step_time import write_model
+from planner.plan_file import save_plan, write_plan
+from planner.search import Recommendation
+from planner.step_time import StepTimeFit, write_model
 from planner.verdict import seconds
 from traces.measured import read_measured
+from traces.requests import RequestTrace
 
 MAIN = Path(compute.__file__).parent / "main.py"
 NO_UNIT = b"arrival_time,prompt_tokens,output_tokens\n0,10,2\n250,20,3\n12500,30,4\n"
@@ -122,14 +125,64 @@ def test_the_calibration_page_shows_d_and_p_with_intervals(example: AppTest) -> 
     assert example.number_input[0].value == 640_000
 
 
-def test_the_export_page_gives_command_yaml_and_json(example: AppTest) -> None:
+def test_the_export_page_gives_every_form(example: AppTest) -> None:
     shown(example, "export")
-    command, config, plan, model = (code.value for code in example.code)
-    assert command.startswith("vllm serve MODEL")
+    assert [tab.label for tab in example.tabs] == [
+        "Command", "Config file", "Kubernetes", "Helm", "Verify", "Report", "Plan file", "Step times",
+    ]  # fmt: skip
+    changes, command, config, args, values, bench, model = (code.value for code in example.code)
+    assert changes.startswith("vllm serve MODEL --max-num-batched-tokens")
+    assert command.startswith("vllm serve MODEL \\\n")
     assert "max-num-batched-tokens:" in config
-    assert '"verdict": "met"' in plan
+    assert args.startswith("args:\n")
+    assert "servingEngineSpec:" in values
+    assert "--dataset-name timed_trace --dataset-path timed_trace.jsonl" in bench
     assert '"per_prefill_token_ns"' in model
     assert "digest" in words(example)
+    labels = {button.label for button in example.get("download_button")}
+    assert {"Download report.html", "Download plan.json", "Download timed_trace.jsonl"} <= labels
+
+
+def test_a_plan_file_opens_on_an_empty_page(plan: Recommendation, trace: RequestTrace, fit: StepTimeFit) -> None:
+    document = write_plan(save_plan(plan, trace, fit))
+    test = upload(opened("export"), "monday.json", document.encode())
+    assert not test.exception
+    text = words(test)
+    assert "Read from the file monday.json, which planner" in text
+    assert "Nothing of it was computed now." in text
+    assert plan.best is not None
+    assert test.code[1].value.startswith("vllm serve MODEL")
+    assert "--dataset-name random" in test.code[-1].value
+    assert list(test.table[0].value.columns) == ["Today", "Recommended", "vLLM default"]
+    assert "Step times" not in [tab.label for tab in test.tabs]
+    press(test, "Close all plan files")
+    assert "an export needs a plan" in words(test)
+
+
+def test_two_plans_stand_side_by_side(
+    example: AppTest, missed_plan: Recommendation, trace: RequestTrace, fit: StepTimeFit
+) -> None:
+    document = write_plan(save_plan(missed_plan, trace, fit))
+    upload(shown(example, "export"), "missed.json", document.encode())
+    assert "The plans stand on different inputs: trace digest, requests, span of arrivals, target" in words(
+        example
+    ).replace("\\", "")
+    table = example.table[0].value
+    assert list(table.columns) == ["", "Made in this session", "missed.json"]
+    assert table.loc["verdict"].tolist() == ["≠", "met", "missed"]
+    assert table.loc["max_num_batched_tokens"].iloc[2] == "–"
+    control = next(c for c in example.segmented_control if c.label == "Plan")
+    control.set_value("missed.json").run()
+    assert "there is no command to give" in words(example)
+    assert [tab.label for tab in example.tabs] == ["Verify", "Report", "Plan file"]
+    press(example, "Close all plan files")
+
+
+def test_a_file_that_is_no_plan_is_refused_in_words() -> None:
+    test = upload(opened("export"), "notes.json", b'{"version": 9, "recommended": null}')
+    assert "notes.json: version: found 9; allowed: 1." in test.error[0].value.replace("\\", "")
+    upload(test, "latin.json", b"\xff\xfe")
+    assert "latin.json: not JSON" in test.error[0].value.replace("\\", "")
 
 
 def test_the_inspect_page_explains_gaps_steps_and_a_late_request(example: AppTest) -> None:

@@ -36,7 +36,7 @@ def test_replay_prints_one_json_object(capsys, trace_file):
     assert document["flags"]["max_num_batched_tokens"] == 512
     assert document["itl_ms"]["p50"] <= document["itl_ms"]["p99"] <= document["worst_gap_ms"]
     assert document["kernel_seconds"] < 1.0, "compiling does not count"
-    assert document["trace"]["receipt"]["prompt_tokens_sum"] == int(chat_trace(150).prompt_tokens.sum())
+    assert document["trace"]["prompt_tokens_sum"] == int(chat_trace(150).prompt_tokens.sum())
     assert document["simulated"]["vllm"] == "0.32"
 
 
@@ -279,3 +279,84 @@ def test_replay_beside_what_clients_measured(capsys, path):
 
     code, out, _ = run(capsys, "replay", trace, *flags, *model, "--measured", trace, "--json")
     assert json.loads(out)["measured"]["itl"]["measured_ms"]["p50"] == pytest.approx(17.6, abs=0.1)
+
+
+def test_two_plans_side_by_side(capsys, trace_file, tmp_path):
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    for itl_ms, path in ((80, first), (5, second)):
+        run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", itl_ms, "-o", path)
+    code, out, _ = run(capsys, "compare", first, second)
+    assert code == 0
+    assert out.startswith("The plans stand on different inputs: target, searched max_num_batched_tokens")
+    assert "≠ verdict                                          met                          missed" in out
+    code, out, _ = run(capsys, "compare", first, first, "--json")
+    document = json.loads(out)
+    assert document["same_inputs"] is True
+    assert {row["name"]: row["first"] for row in document["answers"]}["verdict"] == "met"
+    second.write_text("{}")
+    code, out, err = run(capsys, "compare", first, second)
+    assert (code, out) == (2, "")
+    assert "A plan file is what" in err
+
+
+@pytest.fixture
+def plan_file(capsys, trace_file, tmp_path):
+    path = tmp_path / "plan.json"
+    run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 80, "--max-num-batched-tokens", 16384, "-o", path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (["command"], "\nvllm serve org/m "),
+        (["command", "--full"], "\nvllm serve org/m \\\n  --max-num-batched-tokens "),
+        (["config"], '\nmodel: "org/m"\nmax-num-batched-tokens: '),
+        (["k8s"], '\nargs:\n  - "org/m"\n  - "--max-num-batched-tokens"\n'),
+        (["helm"], '\nservingEngineSpec:\n  modelSpec:\n  - name: "vllm"\n    modelURL: "org/m"\n'),
+        (["bench"], "--dataset-name random"),
+        (["bench", "--timed-trace", "t.jsonl"], "--dataset-name timed_trace --dataset-path t.jsonl"),
+    ],
+)
+def test_a_plan_is_exported_in_every_form(capsys, plan_file, tmp_path, form, words):
+    code, out, _ = run(capsys, "export", plan_file, "--as", *form, "--model-name", "org/m")
+    assert code == 0
+    assert out.startswith("# trace: trace.parquet (digest ")
+    assert words in out
+    run(capsys, "export", plan_file, "--as", *form, "--model-name", "org/m", "-o", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == out
+
+
+def test_the_planned_traffic_is_exported_and_no_other(capsys, plan_file, trace_file, tmp_path):
+    code, out, _ = run(capsys, "export", plan_file, "--as", "trace", "--trace", trace_file)
+    assert code == 0
+    assert len(out.splitlines()) == 150
+    other = tmp_path / "other.csv"
+    other.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,3\n1,5,3\n")
+    code, out, err = run(capsys, "export", plan_file, "--as", "trace", "--trace", other)
+    assert (code, out) == (2, "")
+    assert "is not the trace of this plan" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--as", "trace"], "--as trace needs --trace"),
+        (["--as", "html"], "brings the figures along"),
+        (["--model-name", "x; rm -rf /"], "--model-name: allowed are"),
+        (["-o", "absent/x"], "folder does not exist"),
+    ],
+)
+def test_an_export_that_cannot_be_is_said(capsys, plan_file, arguments, words):
+    code, out, err = run(capsys, "export", plan_file, *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_a_missed_plan_has_no_command_to_export(capsys, trace_file, tmp_path):
+    run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 5, "-o", tmp_path / "p.json")
+    for form in ("command", "k8s"):
+        code, out, err = run(capsys, "export", tmp_path / "p.json", "--as", form)
+        assert (code, out) == (3, "")
+        assert "Nothing to deploy: Missed by every setting" in err
+    assert run(capsys, "export", tmp_path / "p.json", "--as", "bench")[0] == 0

@@ -1,0 +1,172 @@
+"""A plan as one HTML page that asks nobody for anything: for a ticket, a review, an archive."""
+
+import re
+from dataclasses import asdict
+from html import escape
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.io import to_html
+from plotly.offline import get_plotlyjs
+
+from app import frames
+from app.figures import distributions, tradeoff
+from app.figures.distributions import Latencies
+from app.figures.labels import percent, three_digits
+from planner.command import serve_command
+from planner.export import bench_command, provenance
+from planner.plan_file import SavedPlan
+
+STYLE = """
+body {font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 70rem; margin: 2rem auto; padding: 0 1rem}
+h1 {font-size: 1.5rem} h2 {font-size: 1.15rem; margin-top: 2rem}
+.verdict {border-left: .4rem solid #808080; padding: .6rem 1rem; background: #f4f4f4; font-weight: 600}
+.met {border-color: #0E9F80} .missed {border-color: #D55E00} .unstable {border-color: #A87800}
+table {border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0}
+th, td {border-bottom: 1px solid #ddd; padding: .25rem .6rem; text-align: left; vertical-align: top}
+pre {background: #f4f4f4; padding: .7rem 1rem; overflow-x: auto} .wide {overflow-x: auto}
+"""
+ASKS_NOBODY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+"""The browser itself then refuses every request that the page could make."""
+
+
+def html_report(saved: SavedPlan, settings: tuple[Latencies, ...] = ()) -> str:
+    """A plan with its verdict, figures, tables and everything it stands on.
+
+    Parameters
+    ----------
+    saved : SavedPlan
+    settings : tuple of Latencies
+        Whole distributions of some settings, where a replay is at hand; a plan file does not hold them.
+    """
+    plan, words = saved.recommendation, saved.words
+    parts = [
+        _heading(1, f"vLLM flags for {saved.trace.name or 'this traffic'}"),
+        f'<p class="verdict {escape(words.verdict)}">{escape(words.sentence)}</p>',
+        _confidence(saved),
+        *_commands(saved),
+        _heading(2, "Today, the answer, and vLLM's default: simulated"),
+        _table(frames.comparison(plan).map(_plain)),
+        _heading(2, "Why"),
+        _items(words.why),
+        _table(frames.one_notch(plan).set_index("flag")),
+        _heading(2, "What was tried: simulated"),
+        _figure("tradeoff", tradeoff.gap_against_ttft(plan)),
+        *_distributions(saved, settings),
+        _heading(2, f"Why the other {len(plan.losers):,} settings lost"),
+        _table(frames.losers(plan), has_index=False),
+        _heading(2, "What this stands on"),
+        _items(provenance(saved)),
+        *_trace(saved),
+        *_model(saved),
+        _heading(3, "Settings in force today, the flags that were searched among them"),
+        _facts(asdict(plan.today.engine_config)),
+        _heading(3, "Searched"),
+        _facts(asdict(plan.space)),
+        _heading(3, "Simulated"),
+        _items(words.rules),
+        _heading(3, "Not simulated"),
+        _items(words.not_simulated),
+    ]
+    head = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{ASKS_NOBODY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>vLLM plan: {escape(saved.trace.name)}</title>\n<style>{STYLE}</style>\n"
+        f"<script>{get_plotlyjs()}</script>\n</head>\n"
+    )
+    return head + "<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
+
+
+def _confidence(saved: SavedPlan) -> str:
+    """How sure it is, as far as that is known."""
+    plan = saved.recommendation
+    known = "not known: the coefficients have no joint uncertainty here"
+    met = known if plan.probability_met is None else percent(plan.probability_met)
+    outside = "not known" if plan.extrapolated_share is None else percent(plan.extrapolated_share)
+    return (
+        f"<p>Probability that the targets are met, under the model's uncertainty: {escape(met)}. "
+        f"Steps outside the calibrated range: {escape(outside)}.</p>"
+    )
+
+
+def _commands(saved: SavedPlan) -> list[str]:
+    """What to start, and what to verify it with."""
+    best, today = saved.recommendation.best, saved.recommendation.today.engine_config
+    if best is None:
+        return ["<p>No setting tried meets the targets, so there is no command to give.</p>"]
+    return [
+        _heading(2, "Command"),
+        _code(serve_command(best.engine_config, today)),
+        "<p>In full:</p>",
+        _code(serve_command(best.engine_config)),
+        "<p>To verify it on a running server, at the mean rate and the mean lengths:</p>",
+        _code(bench_command(saved.trace)),
+    ]
+
+
+def _distributions(saved: SavedPlan, settings: tuple[Latencies, ...]) -> list[str]:
+    """The tails of the settings that were replayed for it."""
+    if not settings:
+        return ["<p>Whole distributions are no part of a plan file; the page that made the plan shows them.</p>"]
+    slo = saved.recommendation.slo
+    return [
+        _figure("gap_tail", distributions.gap_tail(settings, slo)),
+        _figure("ttft_tail", distributions.ttft_tail(settings, slo)),
+    ]
+
+
+def _trace(saved: SavedPlan) -> list[str]:
+    """The traffic, and how its file was read."""
+    origin = saved.trace
+    facts = {name: value for name, value in asdict(origin).items() if name not in ("receipt", "answers")}
+    answers = {name: value for name, value in asdict(origin.answers).items() if value}
+    return [
+        _heading(3, "Trace"),
+        _facts(facts | {f"answered: {name}": value for name, value in answers.items()}),
+        *([] if origin.receipt is None else [_table(frames.receipt(origin.receipt).map(_plain))]),
+    ]
+
+
+def _model(saved: SavedPlan) -> list[str]:
+    """The step times: coefficients as charged, as fitted, and the range they cover."""
+    model = saved.model
+    return [
+        _heading(3, f"Step times: {model.source}"),
+        _table(frames.coefficients(model.coefficients, saved.recommendation.step_time)),
+        *([] if model.covered is None else ["<p>The step log covers:</p>", _facts(asdict(model.covered))]),
+    ]
+
+
+def _heading(level: int, text: str) -> str:
+    return f"<h{level}>{escape(text)}</h{level}>"
+
+
+def _items(lines: tuple[str, ...]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _code(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"
+
+
+def _facts(facts: dict[str, object]) -> str:
+    """Names and values."""
+    rows = [(name, "–" if value is None else str(value)) for name, value in facts.items()]
+    return _table(pd.DataFrame(rows, columns=["", "value"]).set_index(""))
+
+
+def _table(table: pd.DataFrame, *, has_index: bool = True) -> str:
+    with pd.option_context("display.max_colwidth", None):  # pandas would cut a cell after 50 characters
+        return f'<div class="wide">{table.to_html(border=0, index=has_index, float_format=three_digits)}</div>'
+
+
+def _plain(text: str) -> str:
+    """A cell without the marks that the dashboard reads as colour or as escapes."""
+    return re.sub(r"\\(.)", r"\1", re.sub(r":\w+\[(.*?)\]", r"\1", text))
+
+
+def _figure(name: str, canvas: go.Figure) -> str:
+    """A chart that moves under the pointer; the script it needs is in the head, once."""
+    options = {"displaylogo": False}
+    return str(to_html(canvas, include_plotlyjs=False, full_html=False, div_id=name, config=options))

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from traces.checks import MEND, NUM_ROWS_NAMED, is_text
 from traces.errors import Problem, UnreadableFile
-from traces.nested import RowPath, has_marks, load, rows_of
+from traces.nested import RowPath, has_marks, load, rows_of, with_containers
 
 Source = bytes | memoryview | str | os.PathLike[str]
 """An uploaded file's bytes, or the path of a file."""
@@ -185,7 +185,9 @@ def decode(opened: OpenedFile, schema: pa.Schema, names: Sequence[str], file_nam
         elif opened.form.startswith("CSV"):
             decoded = _decode_csv(opened.text, [name for name in names if name in schema.names])
         else:
-            decoded = _flat_json_lines(opened, schema, names) or _from_rows(_rows(opened, file_name), names, file_name)
+            decoded = _flat_json_lines(opened, schema, names) or _from_rows(
+                _rows(opened, file_name, with_containers(names)), names, file_name
+            )
     if decoded.num_rows > MAX_ROWS:
         raise _too_large(file_name)
     return decoded
@@ -243,8 +245,9 @@ def _too_large(file_name: str) -> UnreadableFile:
     """Say the limit and the way round it."""
     return UnreadableFile(
         file_name,
-        f"more than {MAX_DECODED_BYTES >> 20:,} MiB once decompressed or {MAX_ROWS:,} rows, which is the limit. "
-        "Keep only the columns with arrival, prompt tokens and output tokens, as Parquet, or cut a time window.",
+        f"more than {MAX_DECODED_BYTES >> 20:,} MiB once decompressed, {MAX_ROWS:,} rows or {MAX_ROW_GROUPS:,} row "
+        "groups, which is the limit. Keep only the columns with arrival, prompt tokens and output tokens, as Parquet, "
+        "or cut a time window.",
     )
 
 
@@ -352,10 +355,10 @@ def _documents(opened: OpenedFile, file_name: str) -> Iterator[Any]:
             yield _record(line, file_name)
 
 
-def _rows(opened: OpenedFile, file_name: str) -> Iterator[dict[str, Any] | None]:
+def _rows(opened: OpenedFile, file_name: str, names: frozenset[str] | None = None) -> Iterator[dict[str, Any] | None]:
     """Give every row of a JSON file, flat; None for what is no row."""
     for number, document in enumerate(_documents(opened, file_name)):
-        yield from rows_of(document, opened.row_path, number)
+        yield from rows_of(document, opened.row_path, number, names)
 
 
 def _flat_json_lines(opened: OpenedFile, schema: pa.Schema, names: list[str]) -> Decoded | None:
@@ -422,8 +425,11 @@ def _text_of(values: list[Any]) -> pa.Array:
 
 
 def _holds_objects(value: Any) -> bool:
-    """Whether a value is an object, or a list of more than plain values."""
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict | list) for item in value))
+    """Whether a value is an object, or a list of such or of lists."""
+    if isinstance(value, list):
+        value = next((item for item in value if item is not None), None)
+        return isinstance(value, dict | list)
+    return isinstance(value, dict)
 
 
 def _record(line: bytes, file_name: str) -> Any:

@@ -6,7 +6,8 @@ it can be seen to be there. Two encodings are undone wherever they occur: OTLP's
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,9 @@ def has_marks(document: Any, path: RowPath) -> bool:
     return isinstance(document, dict) and all(mark in document for mark in path.marks)
 
 
-def rows_of(document: Any, path: RowPath | None, number: int) -> Iterator[dict[str, Any] | None]:
+def rows_of(
+    document: Any, path: RowPath | None, number: int, names: frozenset[str] | None = None
+) -> Iterator[dict[str, Any] | None]:
     """Give the flat requests of one document.
 
     Parameters
@@ -61,6 +64,8 @@ def rows_of(document: Any, path: RowPath | None, number: int) -> Iterator[dict[s
         None = the document is one request.
     number : int
         Place of the document in its file, for the column `document`.
+    names : frozenset of str, optional
+        From `with_containers`: no other fields are looked at.
 
     Yields
     ------
@@ -68,7 +73,7 @@ def rows_of(document: Any, path: RowPath | None, number: int) -> Iterator[dict[s
         Column name to value; None stands for something that is not what the path says.
     """
     if path is None:
-        yield flat(document)
+        yield flat(document, names)
     elif not has_marks(document, path):
         yield None
     elif path.lists:
@@ -77,20 +82,27 @@ def rows_of(document: Any, path: RowPath | None, number: int) -> Iterator[dict[s
         for context, record in _walk(document, path.steps, {"document": number}):
             if isinstance(record, dict):
                 record = {name: _parsed(value) if name in path.texts else value for name, value in record.items()}
-            fields = flat(record)
+            fields = flat(record, names)
             yield None if fields is None or context.keys() & fields.keys() else context | fields
 
 
-def flat(record: Any) -> dict[str, Any] | None:
-    """Give every field under its path; None when this is no object or two fields come under one name."""
+def with_containers(names: Iterable[str]) -> frozenset[str]:
+    """Add the names of everything that the fields of these names stand in."""
+    return frozenset(name[:end] for name in names for end in (*(m.start() for m in re.finditer(r"[. ]", name)), None))
+
+
+def flat(record: Any, names: frozenset[str] | None = None) -> dict[str, Any] | None:
+    """Give every field, or those of `names`, under its path; None when two come under one, or this is no object."""
     fields: dict[str, Any] = {}
-    return fields if isinstance(record, dict) and _add(record, "", 1, fields) else None
+    return fields if isinstance(record, dict) and _add(record, "", 1, names, fields) else None
 
 
-def _add(record: dict[str, Any], prefix: str, depth: int, fields: dict[str, Any]) -> bool:
+def _add(record: dict[str, Any], prefix: str, depth: int, names: frozenset[str] | None, fields: dict[str, Any]) -> bool:
     """Add the fields of an object; False when a name occurs twice."""
     for key, value in record.items():
         name = prefix + key
+        if names is not None and name not in names:
+            continue
         if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
             value = _attributes(value)
         elif isinstance(value, dict) and value.keys() == {"value", "unit"}:
@@ -100,7 +112,7 @@ def _add(record: dict[str, Any], prefix: str, depth: int, fields: dict[str, Any]
         if len(name) > MAX_NAME_LENGTH:
             continue
         fields[name] = value
-        if isinstance(value, dict) and depth < MAX_DEPTH and not _add(value, name + ".", depth + 1, fields):
+        if isinstance(value, dict) and depth < MAX_DEPTH and not _add(value, f"{name}.", depth + 1, names, fields):
             return False
     return True
 

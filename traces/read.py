@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.checks import (
+    MAX_TOKENS,
     NUM_ROWS_NAMED,
     Faults,
     Judged,
@@ -487,8 +488,12 @@ def _idle(rows: npt.NDArray[np.int64]) -> tuple[Dropped, ...]:
 def _steps_to_keep(log: LogSteps) -> tuple[Mask, tuple[Dropped, ...], bool]:
     """Choose the steps with work, and say whether they decode several tokens per request as a rule."""
     _, _, decode_reqs, decode_tokens = log.columns[:, :4].T
-    keep = log.columns[:, :3].sum(axis=1) > 0
-    dropped = _idle(log.line[~keep])
+    absurd = (log.columns[:, :4] > MAX_TOKENS).any(axis=1) | ~np.isfinite(log.columns[:, 4])
+    keep = (log.columns[:, :3].sum(axis=1) > 0) & ~absurd
+    dropped = _idle(log.line[~keep & ~absurd])
+    if absurd.any():
+        lines = log.line[absurd]
+        dropped += (Dropped(f"iteration lines with counts above {MAX_TOKENS:,}", len(lines), _first(lines)),)
     dropped += tuple(Dropped(reason, len(lines), lines[:NUM_ROWS_NAMED]) for reason, lines in log.left_out)
     return keep, dropped, _speculates(decode_tokens, decode_reqs)
 

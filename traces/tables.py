@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from traces.checks import MEND, NUM_ROWS_NAMED, is_text
 from traces.errors import Problem, UnreadableFile
-from traces.nested import RowPath, has_marks, load, rows_of
+from traces.nested import RowPath, has_marks, load, rows_of, with_containers
 
 Source = bytes | memoryview | str | os.PathLike[str]
 """An uploaded file's bytes, or the path of a file."""
@@ -102,6 +102,10 @@ class OpenedFile:
     """Where the requests stand in each JSON document; None = each is one."""
 
 
+JSON_START = re.compile(rb"\s*(\{|\[\s*([\[{\]]|-?[\d.]+\s*[,\]]))")
+"""An object, or an array of rows or numbers; a log's lines may begin with a bracket as well."""
+
+
 def open_file(file: Source, file_name: str, row_paths: Sequence[RowPath] = ()) -> OpenedFile:
     """Decompress a file and find out its form.
 
@@ -140,7 +144,7 @@ def open_file(file: Source, file_name: str, row_paths: Sequence[RowPath] = ()) -
     if not text.strip():
         raise UnreadableFile(file_name, f"the file is empty; accepted: {ACCEPTED}.")
     opened = OpenedFile("CSV" + wrapping, digest, text, pa.py_buffer(text))
-    if text.lstrip()[:1] not in (b"{", b"["):
+    if JSON_START.match(text) is None:
         return opened
     with readable(file_name, "JSON"):
         form, documents = _json_form(text, file_name)
@@ -185,7 +189,9 @@ def decode(opened: OpenedFile, schema: pa.Schema, names: Sequence[str], file_nam
         elif opened.form.startswith("CSV"):
             decoded = _decode_csv(opened.text, [name for name in names if name in schema.names])
         else:
-            decoded = _flat_json_lines(opened, schema, names) or _from_rows(_rows(opened, file_name), names, file_name)
+            decoded = _flat_json_lines(opened, schema, names) or _from_rows(
+                _rows(opened, file_name, with_containers(names)), names, file_name
+            )
     if decoded.num_rows > MAX_ROWS:
         raise _too_large(file_name)
     return decoded
@@ -243,8 +249,9 @@ def _too_large(file_name: str) -> UnreadableFile:
     """Say the limit and the way round it."""
     return UnreadableFile(
         file_name,
-        f"more than {MAX_DECODED_BYTES >> 20:,} MiB once decompressed or {MAX_ROWS:,} rows, which is the limit. "
-        "Keep only the columns with arrival, prompt tokens and output tokens, as Parquet, or cut a time window.",
+        f"more than {MAX_DECODED_BYTES >> 20:,} MiB once decompressed, {MAX_ROWS:,} rows or {MAX_ROW_GROUPS:,} row "
+        "groups, which is the limit. Keep only the columns with arrival, prompt tokens and output tokens, as Parquet, "
+        "or cut a time window.",
     )
 
 
@@ -352,10 +359,10 @@ def _documents(opened: OpenedFile, file_name: str) -> Iterator[Any]:
             yield _record(line, file_name)
 
 
-def _rows(opened: OpenedFile, file_name: str) -> Iterator[dict[str, Any] | None]:
+def _rows(opened: OpenedFile, file_name: str, names: frozenset[str] | None = None) -> Iterator[dict[str, Any] | None]:
     """Give every row of a JSON file, flat; None for what is no row."""
     for number, document in enumerate(_documents(opened, file_name)):
-        yield from rows_of(document, opened.row_path, number)
+        yield from rows_of(document, opened.row_path, number, names)
 
 
 def _flat_json_lines(opened: OpenedFile, schema: pa.Schema, names: list[str]) -> Decoded | None:
@@ -422,8 +429,11 @@ def _text_of(values: list[Any]) -> pa.Array:
 
 
 def _holds_objects(value: Any) -> bool:
-    """Whether a value is an object, or a list of more than plain values."""
-    return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict | list) for item in value))
+    """Whether a value is an object, or a list of such or of lists."""
+    if isinstance(value, list):
+        value = next((item for item in value if item is not None), None)
+        return isinstance(value, dict | list)
+    return isinstance(value, dict)
 
 
 def _record(line: bytes, file_name: str) -> Any:

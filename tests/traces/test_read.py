@@ -117,6 +117,27 @@ def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         read_trace(parquet(many), "bomb.parquet")
 
 
+def test_parquet_that_says_or_hides_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = TABLE.select(list(ROWS))
+    long = pa.array(["1" * 10_000]).dictionary_encode().take(pa.array([0] * 400))
+    ids = pa.ListArray.from_arrays([0, 0, 0, 0, 400_000], np.zeros(400_000, np.int8))
+    bombs = {
+        "a text repeated": pa.table({**{name: np.ones(400) for name in ROWS}, "arrival_s": long}),
+        "a run of ids": few.append_column("hash_ids", ids),
+    }
+    monkeypatch.setattr("traces.tables.MAX_DECODED_BYTES", 1 << 20)
+    for name, bomb in bombs.items():
+        data = parquet(bomb)
+        assert len(data) < 1 << 17, name
+        with pytest.raises(UnreadableFile, match="limit"):
+            read_trace(data, name)
+    monkeypatch.setattr("traces.tables.MAX_ROW_GROUPS", 3)
+    sink = io.BytesIO()
+    pq.write_table(few, sink, row_group_size=1)
+    with pytest.raises(UnreadableFile, match="3 row groups"):
+        read_trace(sink.getvalue(), "groups")
+
+
 def test_broken_rows_of_text_are_listed_with_their_number() -> None:
     data = b"arrival_s,prompt_tokens,output_tokens\n0.5,1,1\n\n1.5,2\n2.5,x,3\n3.5,4,4,4\n4.5,5,5\n"
     with pytest.raises(BadData) as refusal:
@@ -233,6 +254,16 @@ def test_a_trace_given_as_steps_and_the_other_way_round() -> None:
         read_trace(parquet(pa.table(STEPS)), "s")
     with pytest.raises(UnreadableFile, match="server log"):
         read_trace(server_log(num_steps=3).encode(), "server.log")
+
+
+def test_iteration_lines_with_absurd_numbers_are_left_out() -> None:
+    lines = server_log(num_steps=5)
+    first = next(line for line in lines.splitlines() if "Iteration(" in line)
+    absurd = first.replace(" context tokens", "9" * 20 + " context tokens")
+    steps = read_steps((lines + absurd + "\n").encode(), "server.log")
+    assert steps.receipt is not None
+    assert len(steps) == 5
+    assert "counts above 10,000,000" in steps.receipt.dropped[-1].reason
 
 
 def quiet(read: Callable[..., object], data: bytes) -> None:

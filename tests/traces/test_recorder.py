@@ -1,14 +1,16 @@
 """The recorder that runs inside vLLM: what it writes, that it never harms the server, that a crash spoils no file."""
 
 import ast
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -309,6 +311,59 @@ def test_a_killed_server_leaves_whole_files_only(tmp_path: Path) -> None:
             assert 0 < tables[-1].num_rows <= 700
         iterations = np.concatenate([pq.read_table(path)["iteration"].to_numpy() for path in files(folder, "steps")])
         np.testing.assert_array_equal(iterations, np.arange(len(iterations)))
+
+
+@pytest.fixture
+def step_recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The class that vLLM loads, without vLLM."""
+    loggers = ModuleType("vllm.v1.metrics.loggers")
+    loggers.StatLoggerBase = object  # type: ignore[attr-defined]
+    for name in ("vllm", "vllm.v1", "vllm.v1.metrics"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, loggers.__name__, loggers)
+    monkeypatch.setattr("atexit.register", lambda function: None)
+    yield importlib.import_module("vllm_step_recorder.plugin").StepRecorder
+    del sys.modules["vllm_step_recorder.plugin"]
+
+
+def vllm_config(details: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=64),
+        cache_config=SimpleNamespace(num_gpu_blocks=1000, block_size=16),
+        model_config=SimpleNamespace(max_model_len=4096),
+        parallel_config=SimpleNamespace(data_parallel_size=1),
+        observability_config=SimpleNamespace(enable_logging_iteration_details=details),
+    )
+
+
+def test_the_plug_in_records_where_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step_recorder: Any
+) -> None:
+    monkeypatch.setenv("STEP_RECORDER_DIR", str(tmp_path / "made" / "here"))
+    plugin = step_recorder(vllm_config(details=False), 1)
+    assert "--enable-logging-iteration-details" in caplog.text
+    plugin.log_engine_initialized()
+    plugin.record(*step(0, gaps_s=(0.01,)), mm_cache_stats=None, engine_idx=1)
+    plugin.record(None, None)
+    plugin._recorder.close()
+    (path,) = files(tmp_path / "made" / "here", "steps")
+    assert path.name.endswith("-engine001-00001.parquet")
+    assert read_steps(path, path.name).facts == ServerFacts(
+        max_num_seqs=64, max_model_len=4096, block_size=16, num_gpu_blocks=1000
+    )
+
+
+@pytest.mark.parametrize("folder", [None, "", "/dev/null/not-a-folder"])
+def test_a_plug_in_that_cannot_record_leaves_the_server_alone(
+    folder: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step_recorder: Any
+) -> None:
+    monkeypatch.delenv("STEP_RECORDER_DIR", raising=False)
+    if folder is not None:
+        monkeypatch.setenv("STEP_RECORDER_DIR", folder)
+    plugin = step_recorder(vllm_config())
+    plugin.log_engine_initialized()
+    plugin.record(*step(0))
+    assert "records nothing" in caplog.text
 
 
 def test_settings_are_checked() -> None:

@@ -13,9 +13,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _html_report(saved: SavedPlan) -> str:
     """Draw the report; plotly is loaded by those who ask for it only."""
-    from app.report import html_report
+    from app.report import plan_report
 
-    return html_report(saved)
+    return plan_report(saved)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import streamlit as st
 from app import answer, frames, panels
 from app.compute import PlanJob
 from app.figures import tradeoff
-from app.report import html_report
+from app.report import plan_report
 from planner.command import serve_command
 from planner.engine_config import EngineConfig
 from planner.export import bench_command, config_yaml, container_args, head, helm_values, timed_trace
@@ -130,7 +130,7 @@ def _show_report(saved: SavedPlan, job: PlanJob | None) -> None:
     )
     st.download_button(
         "Download report.html",
-        lambda: html_report(saved, () if job is None else answer.tails(job)),
+        lambda: plan_report(saved, () if job is None else answer.tails(job)),
         "report.html",
         "text/html",
         icon=":material/download:",

@@ -9,7 +9,9 @@ from app import compute, frames, state, widgets
 from app.compute import PlanInputs
 from app.figures import distributions
 from app.figures.labels import d_and_p, three_digits
+from app.report import calibration_report
 from app.state import Reading, Session
+from planner.align import Alignment
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.measured import NUM_SEEDS, trust_sentence
 from planner.step_time import SavedModel, StepTime, StepTimeFit, step_time_of, write_model
@@ -193,16 +195,28 @@ def show_model(model: StepTimeFit | SavedModel) -> None:
 
 
 def offer_model(fit: StepTimeFit) -> None:
-    """The model as a file."""
-    st.download_button(
-        "Download the model",
-        write_model(fit),
-        "model.json",
-        "application/json",
-        icon=":material/download:",
-        on_click="ignore",
-        help="JSON: coefficients with intervals, covered range. This page and `planner plan --model` take it back.",
-    )
+    """The model as a file, and what it stands on as a page."""
+    session = state.session()
+    alignment = session.alignment if isinstance(session.alignment, Alignment) else None
+    with st.container(horizontal=True):
+        st.download_button(
+            "Download the model",
+            write_model(fit),
+            "model.json",
+            "application/json",
+            icon=":material/download:",
+            on_click="ignore",
+            help="JSON: coefficients with intervals, covered range. This page and `planner plan --model` take it back.",
+        )
+        st.download_button(
+            "Download the report",
+            lambda: calibration_report(fit, alignment, session.compared or ()),
+            "calibration.html",
+            "text/html",
+            icon=":material/download:",
+            on_click="ignore",
+            help="One HTML file with the figures, the tables and every assumption, asking no other server.",
+        )
 
 
 def show_measured() -> None:

@@ -1,6 +1,7 @@
-"""A plan as one HTML page that asks nobody for anything: for a ticket, a review, an archive."""
+"""A plan, or a calibration, as one HTML page that asks nobody for anything: for a ticket, a review, an archive."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from html import escape
 
@@ -10,12 +11,18 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from app import frames
-from app.figures import distributions, tradeoff
+from app.figures import calibration, distributions, tradeoff
 from app.figures.distributions import Latencies
 from app.figures.labels import percent, three_digits
+from planner.align import Alignment, alignment_sentence
 from planner.command import serve_command
+from planner.engine_config import VLLM_VERSION
 from planner.export import bench_command, provenance
+from planner.measured import Comparison, trust_sentence
 from planner.plan_file import SavedPlan
+from planner.step_time import StepTimeFit
+from traces.receipt import Receipt
+from traces.steps import StepLog
 
 STYLE = """
 body {font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 70rem; margin: 2rem auto; padding: 0 1rem}
@@ -30,7 +37,7 @@ ASKS_NOBODY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe
 """The browser itself then refuses every request that the page could make."""
 
 
-def html_report(saved: SavedPlan, settings: tuple[Latencies, ...] = ()) -> str:
+def plan_report(saved: SavedPlan, settings: tuple[Latencies, ...] = ()) -> str:
     """A plan with its verdict, figures, tables and everything it stands on.
 
     Parameters
@@ -68,14 +75,85 @@ def html_report(saved: SavedPlan, settings: tuple[Latencies, ...] = ()) -> str:
         _heading(3, "Not simulated"),
         _items(words.not_simulated),
     ]
+    return _page(f"vLLM plan: {saved.trace.name}", parts)
+
+
+def calibration_report(
+    fit: StepTimeFit, alignment: Alignment | None = None, comparisons: tuple[Comparison, ...] = ()
+) -> str:
+    """A step-time model with its figures and everything it stands on.
+
+    Parameters
+    ----------
+    fit : StepTimeFit
+    alignment : Alignment, optional
+        The log explained by the requests behind it, where the fit stands on that.
+    comparisons : tuple of Comparison
+        A replay beside what was measured, where that is known.
+    """
+    log = fit.log
+    figures = {
+        "measured": calibration.predicted_against_measured(fit),
+        "prefill": calibration.step_time_by_prefill(fit),
+        "decode": calibration.decode_curve(fit),
+        **{f"residuals_{against.name}": calibration.residuals(fit, against) for against in calibration.Against},
+    }
+    numbers = {label: f"{value}: {about}" for label, value, about in frames.fit_numbers(fit)}
+    parts = [
+        _heading(1, f"Step times of {fit.source}"),
+        _facts(numbers),
+        _items(fit.notices),
+        _heading(2, "The equation"),
+        "<p>Step time = the sum of these terms; every term that is not listed is 0.</p>",
+        _table(frames.coefficients(fit.coefficients, fit.step_time)),
+        _heading(2, "What it stands on"),
+        _table(frames.fit_basis(fit)),
+        *_explained(alignment, len(log)),
+        _heading(2, "How well it fits"),
+        *(_figure(name, canvas) for name, canvas in figures.items()),
+        *_measured(comparisons),
+        *([] if log.receipt is None else [_heading(2, "How the log was read"), *_log(log, log.receipt)]),
+        f"<p>Digest of the log: {escape(fit.digest)}. Simulated: vLLM {escape(VLLM_VERSION)}.</p>",
+    ]
+    return _page(f"Step times of {fit.source}", parts)
+
+
+def _page(title: str, parts: list[str]) -> str:
+    """The whole document."""
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{ASKS_NOBODY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>vLLM plan: {escape(saved.trace.name)}</title>\n<style>{STYLE}</style>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n"
         f"<script>{get_plotlyjs()}</script>\n</head>\n"
     )
     return head + "<body>\n" + "\n".join(parts) + "\n</body>\n</html>\n"
+
+
+def _explained(alignment: Alignment | None, num_steps: int) -> list[str]:
+    """How many steps the scheduler's rules explain, and the first they do not."""
+    if alignment is None:
+        return []
+    table = [_table(frames.differences(alignment.differences), has_index=False)] if alignment.differences else []
+    return [f"<p>{escape(alignment_sentence(alignment, num_steps))}</p>", *table]
+
+
+def _measured(comparisons: tuple[Comparison, ...]) -> list[str]:
+    """A replay beside what was measured."""
+    if not comparisons:
+        return []
+    drawn = [one for one in comparisons if one.name in ("itl", "ttft")]
+    return [
+        _heading(2, "A replay under today's flags, simulated / measured"),
+        f"<p>{escape(trust_sentence(comparisons))}</p>",
+        _table(frames.compared(comparisons)),
+        *(_figure(f"compared_{one.name}", distributions.predicted_and_measured(one)) for one in drawn),
+    ]
+
+
+def _log(log: StepLog, receipt: Receipt) -> list[str]:
+    """The receipt of a step log."""
+    return [_items(receipt.notices), _table(frames.receipt_of_steps(log, receipt).map(_plain))]
 
 
 def _confidence(saved: SavedPlan) -> str:
@@ -150,7 +228,7 @@ def _code(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-def _facts(facts: dict[str, object]) -> str:
+def _facts(facts: Mapping[str, object]) -> str:
     """Names and values."""
     rows = [(name, "–" if value is None else str(value)) for name, value in facts.items()]
     return _table(pd.DataFrame(rows, columns=["", "value"]).set_index(""))

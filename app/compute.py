@@ -36,7 +36,8 @@ from traces import read
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import InputError
 from traces.measured import MeasuredRequests, read_measured
-from traces.requests import RequestTrace
+from traces.requests import RequestTrace, Selection
+from traces.selection import select
 from traces.steps import StepLog
 
 T = TypeVar("T")
@@ -71,6 +72,12 @@ def understand_steps(data: bytes, file_name: str, answers: ReadAnswers) -> StepL
 def understand_plan(data: bytes, file_name: str) -> SavedPlan | InputError:
     """The plan in a file, or what stands against it."""
     return _outcome(lambda: read_plan(data.decode("utf-8", "replace"), file_name))
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def take_part(trace_digest: str, selection: Selection, _trace: RequestTrace) -> RequestTrace:
+    """The part of a trace that is planned for; what leaves nothing is not offered by the page."""
+    return select(_trace, selection)
 
 
 @st.cache_resource(show_spinner=False)

@@ -8,7 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from app.figures.labels import MS_PER_S, TERMS, answer_label, percent, percentile, term_value, three_digits, threshold
+from app.figures.labels import (
+    MS_PER_S,
+    TERMS,
+    answer_label,
+    compact,
+    percent,
+    percentile,
+    term_value,
+    three_digits,
+    threshold,
+)
 from planner.align import Difference
 from planner.candidates import Candidate
 from planner.engine_config import EngineConfig
@@ -20,13 +30,14 @@ from planner.inside.worst_gaps import WorstGap
 from planner.measured import Comparison, signed_percent
 from planner.metrics import Summary
 from planner.plan_comparison import PlanComparison, value_in_words
-from planner.search import SEARCHED, Recommendation
+from planner.search import SEARCHED, Recommendation, offered_load
 from planner.slo import Slo
 from planner.step_time import Coefficient, SavedModel, StepTime, StepTimeFit
 from planner.stepper import Work
 from planner.verdict import rejection_sentence, seconds
 from traces.errors import Problem
 from traces.measured import MeasuredRequests
+from traces.prefixes import reuse_share
 from traces.receipt import Receipt
 from traces.requests import RequestTrace
 from traces.steps import ServerFacts, StepLog
@@ -138,6 +149,27 @@ def _plain(value: str | int | bool) -> str:
 def _facts(pairs: list[tuple[str, str]]) -> pd.DataFrame:
     """Two columns of words."""
     return pd.DataFrame([(key, literal(value)) for key, value in pairs], columns=["fact", "value"]).set_index("fact")
+
+
+def traffic_numbers(
+    trace: RequestTrace, step_time: StepTime | None, config: EngineConfig
+) -> tuple[tuple[str, str, str], ...]:
+    """(label, value, what it is) of the traffic that is planned for."""
+    numbers = [
+        ("Requests", compact(len(trace)), "In the part that is planned for."),
+        ("Span", seconds(trace.span_s), "First arrival to last."),
+        ("Arrivals per second", three_digits(len(trace) / trace.span_s) if trace.span_s else "all at once", "Mean."),
+        ("Prompt tokens", compact(int(trace.prompt_tokens.sum())), "Sum over all requests."),
+        ("Output tokens", compact(int(trace.output_tokens.sum())), "Sum over all requests."),
+    ]
+    if trace.prefix_hashes is not None:
+        share = percent(reuse_share(trace.prefix_hashes, trace.prompt_tokens))
+        numbers.append(("Prompt tokens seen before", share, "What a prefix cache without end would save."))
+    if step_time is not None:
+        load = offered_load(trace, step_time, config, config.max_num_batched_tokens)
+        about = "Least engine time this traffic needs ÷ its span, under today's budget; above 1 queues grow for ever."
+        numbers.append(("Offered load ÷ capacity", "not known" if np.isnan(load) else f"at least {load:.2g}", about))
+    return tuple(numbers)
 
 
 def token_sums(trace: RequestTrace) -> pd.DataFrame:

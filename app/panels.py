@@ -13,11 +13,15 @@ from app.report import calibration_report
 from app.state import Reading, Session
 from planner.align import Alignment
 from planner.engine_config import VLLM_VERSION, EngineConfig
+from planner.export import timed_trace
 from planner.measured import NUM_SEEDS, trust_sentence
 from planner.step_time import SavedModel, StepTime, StepTimeFit, step_time_of, write_model
 from planner.verdict import seconds
 from traces.answers import ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer
+from traces.requests import WHOLE, RequestTrace
+from traces.selection import selection_sentence
+from traces.write import to_parquet
 
 PAGES = {
     "trace": "views/trace.py",
@@ -57,13 +61,14 @@ def show_strip() -> None:
 
 
 def _trace_in_words(session: Session) -> str:
-    trace = session.trace.value
+    trace = session.traffic
     if trace is None:
         return "none yet"
     rate = f"{three_digits(len(trace) / trace.span_s)}/s" if trace.span_s else "all at once"
+    part = "" if trace.selection == WHOLE else f" · {selection_sentence(trace.selection)}"
     return (
         f"{frames.literal(session.trace.file_name)} ({trace.digest[:8]}) · {seconds(trace.span_s)} · "
-        f"{len(trace):,} requests · {rate}"
+        f"{len(trace):,} requests · {rate}{part}"
     )
 
 
@@ -185,6 +190,30 @@ def _offer_to_drop(
     if st.button("Leave these rows out and read the rest", help="They are listed in the receipt."):
         reading.answer(replace(reading.answers, drop_bad_rows=True), read)
         st.rerun()
+
+
+def offer_traffic(trace: RequestTrace) -> None:
+    """The part of the trace that is planned for, as files."""
+    with st.container(horizontal=True):
+        st.download_button(
+            "Download as Parquet",
+            lambda: to_parquet(trace),
+            "traffic.parquet",
+            "application/vnd.apache.parquet",
+            icon=":material/download:",
+            on_click="ignore",
+            help="This part of the trace, as it is planned for.",
+        )
+        st.download_button(
+            "Download for vllm bench serve",
+            lambda: timed_trace(trace),
+            "timed_trace.jsonl",
+            "application/jsonl",
+            icon=":material/download:",
+            on_click="ignore",
+            help="For --dataset-name timed_trace, which sends every request at its own time to a real server; the "
+            "Export page has the whole command.",
+        )
 
 
 def show_model(model: StepTimeFit | SavedModel) -> None:

@@ -16,7 +16,7 @@ from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, step_tim
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer, Question
 from traces.measured import MeasuredRequests
-from traces.requests import RequestTrace
+from traces.requests import WHOLE, RequestTrace, Selection
 from traces.steps import StepLog
 
 T = TypeVar("T")
@@ -80,6 +80,10 @@ class Session:
 
     trace: Reading[RequestTrace] = field(default_factory=Reading)
     """The request trace."""
+    selection: Selection = WHOLE
+    """Which part of the trace is planned for."""
+    num_windows: int = 0
+    """Names the question for the window: a new name makes it take what was drawn or clicked."""
     steps: Reading[StepLog] = field(default_factory=Reading)
     """The step log."""
     num_kv_tokens: int | None = None
@@ -112,6 +116,17 @@ class Session:
     """Names the uploader of plan files: a new name empties it."""
     num_looks: int = 0
     """Names the question for the setting: a new name makes it forget what was chosen before."""
+
+    @property
+    def traffic(self) -> RequestTrace | None:
+        """The part of the trace that is planned for; None while there is no trace."""
+        trace = self.trace.value
+        return None if trace is None else compute.take_part(trace.digest, self.selection, _trace=trace)
+
+    def choose_window(self, window_s: tuple[float, float] | None) -> None:
+        """Plan for a window that was drawn or clicked."""
+        self.selection = replace(self.selection, window_s=window_s)
+        self.num_windows += 1
 
     @property
     def fit(self) -> StepTimeFit | InputError | None:
@@ -206,6 +221,7 @@ class Session:
     def upload_trace(self, data: bytes, file_name: str) -> None:
         """Take a new trace; a file that says when tokens came is a measurement as well."""
         self.trace.upload(data, file_name, compute.understand_trace)
+        self.selection = WHOLE
         measured = compute.understand_measured(data, file_name, NO_ANSWERS)
         if isinstance(measured, MeasuredRequests):
             self.measured.give(measured, file_name)
@@ -236,7 +252,7 @@ class Session:
         """Load the example and ask for its plan."""
         trace, log = compute.example()
         self.trace.give(trace, compute.EXAMPLE_TRACE)
-        self.measured = Reading()
+        self.measured, self.selection = Reading(), WHOLE
         self.steps.give(log, compute.EXAMPLE_LOG)
         self.num_kv_tokens, self.given, self.behind_log, self.picked = None, None, None, None
         self.wants_plan = True

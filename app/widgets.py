@@ -16,6 +16,8 @@ from planner.slo import Slo
 from planner.step_time import StepTime
 from traces.answers import ReadAnswers
 from traces.errors import Question
+from traces.requests import RequestTrace, Selection
+from traces.selection import stamp_step_s
 from traces.steps import ServerFacts
 
 PERCENTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
@@ -80,6 +82,87 @@ def ask_num_kv_tokens(facts: ServerFacts, name: str) -> int | None:
         persist_state="session",
         help="vLLM prints it at start: “GPU KV cache size: … tokens”. With it, KV cache usage in the log becomes the "
         "context that decodes read, which long contexts need. The log's own value is filled in where it has one.",
+    )
+
+
+def ask_part(selection: Selection, trace: RequestTrace, num_windows: int) -> Selection:
+    """Ask which part of a trace is to be planned for, and how it is to be changed.
+
+    Parameters
+    ----------
+    selection : Selection
+        As chosen so far; its window is filled in.
+    trace : RequestTrace
+        The whole one.
+    num_windows : int
+        Names the question for the window; another one's answer is another widget's.
+    """
+    name, window = trace.digest[:8], selection.window_s
+    columns = st.columns(5, vertical_alignment="bottom")
+    from_s = columns[0].number_input(
+        "From, s",
+        0.0,
+        None,
+        0.0 if window is None else window[0],
+        60.0,
+        "%g",
+        key=f"part_from_{name}_{num_windows}",
+        persist_state="session",
+        help="Seconds since the first arrival. Draw a window on the plot above instead, if you like.",
+    )
+    until_s = columns[1].number_input(
+        "Until, s",
+        0.0,
+        None,
+        None if window is None else window[1],
+        60.0,
+        "%g",
+        key=f"part_until_{name}_{num_windows}",
+        placeholder=f"the end, {trace.span_s:,.0f}",
+        persist_state="session",
+        help="Empty = to the last arrival.",
+    )
+    rate = columns[2].number_input(
+        "Rate, times",
+        0.01,
+        100.0,
+        1.0,
+        0.1,
+        "%g",
+        key=f"part_rate_{name}",
+        persist_state="session",
+        help="2 = the same requests in half the time: growth, or traffic split over other replicas (0.5 for two).",
+    )
+    share = columns[3].number_input(
+        "Sample, % of requests",
+        0.1,
+        100.0,
+        100.0,
+        10.0,
+        "%g",
+        key=f"part_share_{name}",
+        persist_state="session",
+        help="Drawn at random, the same every time.",
+    )
+    seed = columns[4].number_input(
+        "Seed", 0, 1 << 31, 0, key=f"part_seed_{name}", persist_state="session", help="Of the sample and the spreading."
+    )
+    spread_seed = None
+    if (step_s := stamp_step_s(trace.arrival_s)) is not None:
+        is_spread = st.toggle(
+            f"Spread arrivals that share a stamp over the {step_s:.3g} s until the next",
+            key=f"part_spread_{name}",
+            persist_state="session",
+            help="These stamps come from a clock that ticks slowly: unspread, they make bursts that never were.",
+        )
+        spread_seed = seed if is_spread else None
+    is_whole = from_s == 0.0 and until_s is None
+    return Selection(
+        spread_seed=spread_seed,
+        window_s=None if is_whole else (from_s, until_s),
+        share=share / 100.0,
+        sample_seed=seed if share < 100.0 else 0,
+        rate=rate,
     )
 
 

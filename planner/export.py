@@ -8,7 +8,8 @@ from planner.command import MODEL, flags, joined, options
 from planner.engine_config import EngineConfig
 from planner.plan_file import SavedPlan, TraceOrigin
 from planner.search import SEARCHED
-from traces.requests import PrefixHashes, RequestTrace
+from traces.requests import WHOLE, PrefixHashes, RequestTrace
+from traces.selection import selection_sentence
 
 CHUNK_TOKENS = 512
 """Prompt tokens per id in an exported trace that says nothing about shared prompts."""
@@ -138,8 +139,9 @@ def provenance(saved: SavedPlan) -> tuple[str, ...]:
     plan = saved.recommendation
     config = plan.today.engine_config
     today = ", ".join(f"{name} {getattr(config, name)}" for name in SEARCHED)
+    part = "" if saved.trace.selection == WHOLE else f", of it {selection_sentence(saved.trace.selection)}"
     return (
-        f"trace: {saved.trace.name} (digest {saved.trace.digest[:12]}), {saved.trace.num_requests:,} requests",
+        f"trace: {saved.trace.name} (digest {saved.trace.digest[:12]}), {saved.trace.num_requests:,} requests{part}",
         f"step times: {saved.model.source}",
         f"targets: {saved.words.target}",
         f"today: {today}",

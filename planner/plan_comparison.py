@@ -9,6 +9,7 @@ from planner.plan_file import SavedPlan
 from planner.search import SEARCHED
 from planner.verdict import seconds
 from traces.answers import NO_ANSWERS
+from traces.selection import selection_sentence
 
 Value = str | int | float | bool | None
 """What stands in a row: text, a number in the row's unit, a switch, or nothing."""
@@ -94,6 +95,7 @@ def _inputs(saved: SavedPlan) -> list[tuple[str, Value, str]]:
         ("vLLM simulated", saved.vllm_version, ""),
         ("trace file", trace.name, ""),
         ("trace digest", trace.digest[:12], ""),
+        ("part of it", selection_sentence(trace.selection), ""),
         ("requests", trace.num_requests, ""),
         ("span of arrivals", trace.span_s, "s"),
         ("said about the file", ", ".join(given) or None, ""),

@@ -26,7 +26,7 @@ from planner.verdict import (
 )
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.receipt import Receipt
-from traces.requests import RequestTrace
+from traces.requests import WHOLE, RequestTrace, Selection
 
 PLAN_VERSION = 1
 """Version of the plan file; other versions are refused. A new field with a default needs no new version."""
@@ -58,6 +58,8 @@ class TraceOrigin:
     """What the user said about the file."""
     receipt: Receipt | None
     """How the file was read; None when no file stands behind the trace."""
+    selection: Selection = WHOLE
+    """Which part of the file was planned for."""
 
     @property
     def requests_per_s(self) -> float:
@@ -169,6 +171,7 @@ def trace_origin(trace: RequestTrace, name: str = "", answers: ReadAnswers = NO_
         hash_block_tokens=None if trace.prefix_hashes is None else trace.prefix_hashes.block_tokens,
         answers=answers,
         receipt=trace.receipt,
+        selection=trace.selection,
     )
 
 

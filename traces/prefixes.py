@@ -95,3 +95,19 @@ def _block_tokens(
         if (num_ids == started).all() or (num_ids == full).all():
             return block_tokens
     return None
+
+
+def reuse_share(hashes: PrefixHashes, prompt_tokens: npt.NDArray[np.int64]) -> float:
+    """Share of all prompt tokens, 0–1, that begin a prompt that began alike before: what an endless cache saves.
+
+    vLLM saves less: whole blocks only, never a prompt's last token, nothing that was evicted.
+    """
+    num_ids = np.diff(hashes.offsets)
+    place = np.arange(len(hashes.ids)) - np.repeat(hashes.offsets[:-1], num_ids)
+    tokens = np.clip(np.repeat(prompt_tokens, num_ids) - place * hashes.block_tokens, 0, hashes.block_tokens)
+    is_new = np.zeros(len(hashes.ids), np.bool_)
+    is_new[np.unique(hashes.ids, return_index=True)[1]] = True
+    # Alike from the beginning on: a known id after a new one is no prefix.
+    num_new = np.concatenate([[0], np.cumsum(is_new)])
+    is_prefix = num_new[1:] == np.repeat(num_new[hashes.offsets[:-1]], num_ids)
+    return float(tokens[is_prefix].sum() / prompt_tokens.sum())

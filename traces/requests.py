@@ -25,6 +25,26 @@ class PrefixHashes:
         self.offsets.flags.writeable = False
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A part of a trace, in the order in which it is taken: spread, window, sample, rate."""
+
+    spread_seed: int | None = None
+    """Seed of the spreading of coarse stamps; None = arrivals stay as they are."""
+    window_s: tuple[float, float | None] | None = None
+    """From when until when, seconds since the first arrival, the end excluded; None = all, an end of None = the end."""
+    share: float = 1.0
+    """Share of the requests that is kept, above 0, at most 1."""
+    sample_seed: int = 0
+    """Seed of the sample."""
+    rate: float = 1.0
+    """Arrivals come so many times faster, above 0."""
+
+
+WHOLE = Selection()
+"""The trace as it is."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestTrace:
     """n requests ordered by arrival; two traces are the same when their `digest` is."""
@@ -45,6 +65,8 @@ class RequestTrace:
     """Which prompts share a prefix; None when the trace does not say."""
     receipt: Receipt | None = None
     """How the file was read; None for a trace that no file stands behind."""
+    selection: Selection = WHOLE
+    """Which part of the file this is."""
     digest: str = field(init=False)
     """SHA-256 over everything that a replay sees, hexadecimal."""
 

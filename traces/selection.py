@@ -1,12 +1,12 @@
 """Which part of a trace is used and how it is changed: small enough to stand in a plan file, the same every time."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from traces.errors import InputError
-from traces.requests import PrefixHashes, RequestTrace
+from traces.requests import WHOLE, PrefixHashes, RequestTrace, Selection
 
 Floats = npt.NDArray[np.float64]
 
@@ -22,28 +22,8 @@ class EmptySelection(InputError):
     """Nothing of the trace is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """A part of a trace, in the order in which it is taken: spread, window, sample, rate."""
-
-    spread_seed: int | None = None
-    """Seed of the spreading of coarse stamps; None = arrivals stay as they are."""
-    window_s: tuple[float, float] | None = None
-    """From when until when, seconds since the first arrival, the end excluded; None = all."""
-    share: float = 1.0
-    """Share of the requests that is kept, above 0, at most 1."""
-    sample_seed: int = 0
-    """Seed of the sample."""
-    rate: float = 1.0
-    """Arrivals come so many times faster, above 0."""
-
-
-WHOLE = Selection()
-"""The trace as it is."""
-
-
 def select(trace: RequestTrace, selection: Selection) -> RequestTrace:
-    """Take a part of a trace; same trace and selection, same bytes.
+    """Take a part of a whole trace; same trace and selection, same bytes.
 
     Raises
     ------
@@ -57,7 +37,8 @@ def select(trace: RequestTrace, selection: Selection) -> RequestTrace:
         arrival_s = _spread(arrival_s, step_s, selection.spread_seed)
     which = np.ones(len(trace), np.bool_)
     if selection.window_s is not None:
-        which &= (arrival_s >= selection.window_s[0]) & (arrival_s < selection.window_s[1])
+        from_s, until_s = selection.window_s
+        which &= (arrival_s >= from_s) & (arrival_s < (np.inf if until_s is None else until_s))
     if selection.share < 1.0:
         which &= np.random.default_rng([selection.sample_seed, 1]).random(len(trace)) < selection.share
     if not which.any():
@@ -73,6 +54,7 @@ def select(trace: RequestTrace, selection: Selection) -> RequestTrace:
         priority=None if trace.priority is None else trace.priority[which],
         max_tokens=None if trace.max_tokens is None else trace.max_tokens[which],
         prefix_hashes=None if trace.prefix_hashes is None else _hashes_of(trace.prefix_hashes, which),
+        selection=selection,
     )
 
 
@@ -82,7 +64,9 @@ def selection_sentence(selection: Selection) -> str:
     if selection.spread_seed is not None:
         said.append(f"arrivals with one stamp are spread until the next stamp (seed {selection.spread_seed})")
     if selection.window_s is not None:
-        said.append(f"{selection.window_s[0]:,g} to {selection.window_s[1]:,g} s after the first arrival")
+        from_s, until_s = selection.window_s
+        end = "the end" if until_s is None else f"{until_s:,g} s after the first arrival"
+        said.append(f"from {from_s:,g} s to {end}")
     if selection.share < 1.0:
         said.append(f"a sample of {100 * selection.share:g} % (seed {selection.sample_seed})")
     if selection.rate != 1.0:

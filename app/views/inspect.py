@@ -11,7 +11,7 @@ from planner.step_time import step_time_of
 BY_HAND = "By hand"
 
 session = state.session()
-trace, model, log = session.trace.value, session.model, session.steps.value
+trace, model, log = session.traffic, session.model, session.steps.value
 
 # Needs
 if trace is None:

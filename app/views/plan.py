@@ -8,7 +8,7 @@ from planner.engine_config import flag_faults
 from planner.step_time import StepTime, step_time_of
 
 session = state.session()
-trace, model, log = session.trace.value, session.model, session.steps.value
+trace, model, log = session.traffic, session.model, session.steps.value
 
 # Needs
 if trace is None:

@@ -4,8 +4,8 @@ import streamlit as st
 
 from app import compute, frames, panels, state, widgets
 from app.figures import requests
-from app.figures.labels import compact, three_digits
-from planner.verdict import seconds
+from planner.step_time import step_time_of
+from traces.selection import EmptySelection, busiest_s
 
 session = state.session()
 reading = session.trace
@@ -40,20 +40,49 @@ if trace is None:
 st.subheader("What was understood")
 if trace.receipt is not None:
     panels.show_notices(trace.receipt.notices)
-figures = (
-    ("Requests", compact(len(trace))),
-    ("Span", seconds(trace.span_s)),
-    ("Arrivals per second", three_digits(len(trace) / trace.span_s) if trace.span_s else "all at once"),
-    ("Prompt tokens", compact(trace.prompt_tokens.sum())),
-    ("Output tokens", compact(trace.output_tokens.sum())),
-)
-for column, (label, value) in zip(st.columns(len(figures)), figures, strict=True):
-    column.metric(label, value)
-rate, lengths = st.columns(2, gap="large")
-rate.plotly_chart(requests.arrival_rate(trace), key="arrival_rate")
-lengths.plotly_chart(requests.token_lengths(trace), key="token_lengths")
 facts, sums = st.columns([3, 2], gap="large")
 if trace.receipt is not None:
     facts.table(frames.receipt_of_trace(trace, trace.receipt), border="horizontal", hide_header=True)
 sums.table(frames.token_sums(trace), border="horizontal")
+
+# Choose a part
+st.subheader("Which part do you plan for?")
+drawn = st.plotly_chart(
+    requests.arrival_rate(trace, session.selection.window_s),
+    key=f"arrival_rate_{session.num_windows}",
+    on_select="rerun",
+    selection_mode="box",
+)
+if (window_s := requests.drawn_window_s(drawn["selection"]["box"], trace.span_s)) is not None:
+    session.choose_window(window_s)
+    st.rerun()
+with st.container(horizontal=True):
+    for label, length_s in (("Busiest hour", 3600.0), ("Busiest 10 minutes", 600.0)):
+        if trace.span_s > length_s and st.button(label, icon=":material/trending_up:"):
+            session.choose_window(busiest_s(trace.arrival_s, length_s))
+            st.rerun()
+    if session.selection.window_s is not None and st.button("All of it", icon=":material/close:"):
+        session.choose_window(None)
+        st.rerun()
+selection = widgets.ask_part(session.selection, trace, session.num_windows)
+if selection != session.selection:
+    try:
+        compute.take_part(trace.digest, selection, _trace=trace)
+    except EmptySelection as fault:
+        st.error(frames.literal(str(fault)), icon=":material/error:")
+    else:
+        session.selection = selection
+        st.rerun()
+
+# Show it
+traffic = session.traffic
+assert traffic is not None
+numbers = frames.traffic_numbers(traffic, None if session.model is None else step_time_of(session.model), session.today)
+for column, (label, value, about) in zip(st.columns(len(numbers)), numbers, strict=True):
+    column.metric(label, value, help=about)
+lengths, joint, bursts = st.columns(3, gap="large")
+lengths.plotly_chart(requests.token_lengths(traffic), key="token_lengths")
+joint.plotly_chart(requests.joint_lengths(traffic), key="joint_lengths")
+bursts.plotly_chart(requests.burstiness(traffic), key="burstiness")
+panels.offer_traffic(traffic)
 panels.show_next("calibration", "Next: calibrate step times")

@@ -111,9 +111,56 @@ def test_the_strip_says_what_the_numbers_stand_on(example: AppTest) -> None:
 
 def test_the_trace_page_shows_the_receipt(example: AppTest) -> None:
     shown(example, "trace")
-    assert {metric.label: metric.value for metric in example.metric}["Requests"] == "1,514"
+    metrics = {metric.label: metric.value for metric in example.metric}
+    assert metrics["Requests"] == "1,514"
+    assert metrics["Offered load ÷ capacity"].startswith("at least 0.")
     assert example.table[0].value.loc["rows", "value"] == "1,514 read, 1,514 used, 0 left out"
-    assert len(example.get("plotly_chart")) == 2
+    assert len(example.get("plotly_chart")) == 4
+
+
+def test_a_part_of_the_trace_is_planned_for_and_said_everywhere() -> None:
+    test = planned(press(opened(), "Run the example"))
+    shown(test, "trace")
+    next(widget for widget in test.number_input if widget.label == "From, s").set_value(60.0)
+    next(widget for widget in test.number_input if widget.label == "Rate, times").set_value(2.0)
+    next(widget for widget in test.number_input if widget.label == "Until, s").set_value(120.0).run()
+    arrival_s = compute.example()[0].arrival_s
+    num = int(((arrival_s >= 60.0) & (arrival_s < 120.0)).sum())
+    assert {metric.label: metric.value for metric in test.metric}["Requests"] == f"{num}"
+    assert f"{num} requests" in words(test)
+    assert "from 60 s to 120 s after the first arrival; 2 × the rate" in words(test)
+    assert "Changed since: trace" in words(shown(test, "plan"))
+    planned(press(test, "Plan"))
+    assert "belong to other inputs" not in words(test)
+    assert "of it from 60 s to 120 s after the first arrival; 2 × the rate" in words(shown(test, "export"))
+
+
+def test_a_part_without_requests_is_refused_and_the_last_one_stays() -> None:
+    test = upload(opened(), "named.csv", NO_UNIT.replace(b"arrival_time", b"arrival_ms"))
+    next(widget for widget in test.number_input if widget.label == "From, s").set_value(100.0).run()
+    assert "no request is left\\: from 100 s to the end" in test.error[0].value
+    assert {metric.label: metric.value for metric in test.metric}["Requests"] == "3"
+
+
+def test_a_slow_clock_is_seen_and_can_be_undone() -> None:
+    rows = "".join(f"{tick * 3.0},{10 + k},5\n" for tick in range(50) for k in range(8))
+    test = upload(opened(), "ticks.csv", f"arrival_s,prompt_tokens,output_tokens\n{rows}".encode())
+    (toggle,) = test.toggle
+    assert "Spread arrivals that share a stamp over the 3 s until the next" in toggle.label
+    toggle.set_value(True).run()
+    assert "arrivals with one stamp are spread until the next stamp (seed 0)" in words(test)
+
+
+def test_the_busiest_ten_minutes_are_one_click_away() -> None:
+    rows = "".join(f"{at},10,5\n" for at in [*range(0, 2000, 10), *range(1000, 1100)])
+    test = upload(opened(), "busy.csv", f"arrival_s,prompt_tokens,output_tokens\n{rows}".encode())
+    press(test, "Busiest 10 minutes")
+    begin = next(widget for widget in test.number_input if widget.label == "From, s").value
+    assert begin == 500.0
+    assert "from 500 s to 1,100 s after the first arrival" in words(test)
+    press(test, "All of it")
+    assert "from 500 s" not in words(test)
+    assert {metric.label: metric.value for metric in test.metric}["Requests"] == "300"
 
 
 def test_the_calibration_page_shows_d_and_p_with_intervals(example: AppTest) -> None:

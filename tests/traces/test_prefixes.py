@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from traces.prefixes import output_limits, prefix_hashes, priorities
+from traces.prefixes import output_limits, prefix_hashes, priorities, reuse_share
+from traces.requests import PrefixHashes
 
 
 def lists(*rows: list[object] | None) -> pa.ChunkedArray:
@@ -66,3 +67,11 @@ def test_output_limits() -> None:
         found, notice = output_limits(pa.chunked_array([pa.array(column)]), "max_tokens", output)
         assert found is None
         assert words in notice
+
+
+def test_what_begins_alike_could_be_saved() -> None:
+    hashes = PrefixHashes(np.array([1, 2, 1, 2, 3, 9, 2, 1]), np.array([0, 2, 5, 5, 7, 8]), 16)
+    prompts = np.array([32, 40, 5, 32, 10])
+    # The second shares 32 tokens, the fourth begins anew, the fifth shares all of its 10.
+    assert reuse_share(hashes, prompts) == (32 + 10) / prompts.sum()
+    assert reuse_share(PrefixHashes(np.zeros(0, np.int64), np.zeros(3, np.int64), 16), np.array([3, 4])) == 0.0

@@ -6,11 +6,9 @@ from shared import files
 
 from traces.answers import ReadAnswers
 from traces.read import read_trace
-from traces.requests import PrefixHashes, RequestTrace
+from traces.requests import WHOLE, PrefixHashes, RequestTrace, Selection
 from traces.selection import (
-    WHOLE,
     EmptySelection,
-    Selection,
     busiest_s,
     dispersion,
     select,
@@ -53,6 +51,10 @@ def test_a_window_begins_at_its_first_arrival_and_excludes_its_end() -> None:
     assert part.prefix_hashes.offsets.tolist() == [0, 2, 4]
 
 
+def test_an_open_window_runs_to_the_last_arrival() -> None:
+    assert select(made([0.0, 1.0, 2.5]), Selection(window_s=(1.0, None))).prompt_tokens.tolist() == [101, 102]
+
+
 def test_a_rate_brings_arrivals_closer() -> None:
     assert select(made([0.0, 1.0, 3.0]), Selection(rate=2.0)).arrival_s.tolist() == [0.0, 0.5, 1.5]
 
@@ -66,7 +68,7 @@ def test_a_sample_is_the_same_every_time() -> None:
 
 
 def test_an_empty_selection_is_refused_in_words() -> None:
-    with pytest.raises(EmptySelection, match="8 to 9 s after the first arrival"):
+    with pytest.raises(EmptySelection, match="from 8 s to 9 s after the first arrival"):
         select(made([0.0, 1.0]), Selection(window_s=(8.0, 9.0)))
 
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from traces.read import read_trace
-from traces.requests import PrefixHashes, RequestTrace
-from traces.selection import Selection, select
+from traces.requests import PrefixHashes, RequestTrace, Selection
+from traces.selection import select
 from traces.synthetic import chat_with_long_prompts
 from traces.write import to_parquet
 

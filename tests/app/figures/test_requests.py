@@ -44,3 +44,24 @@ def test_lengths_are_shares_of_all_requests() -> None:
     assert sum(output.y[:-1]) == pytest.approx(100.0)
     assert canvas.layout.xaxis.title.text == "Tokens per request [tokens]"
     assert canvas.layout.yaxis.title.text == "Share of requests [%]"
+
+
+def test_lengths_are_counted_together() -> None:
+    canvas = requests.joint_lengths(trace_of([0.0, 1.0, 2.0], [100, 100, 4000], [10, 10, 1]))
+    (heat,) = canvas.data
+    assert np.sum(heat.customdata) == 3
+    assert np.max(heat.customdata) == 2
+    assert np.nanmax(heat.z) == pytest.approx(np.log10(2))
+
+
+def test_burstiness_of_a_regular_clock_is_none() -> None:
+    regular = trace_of([float(at) for at in range(2000)], [1] * 2000, [1] * 2000)
+    line = requests.burstiness(regular).data[0]
+    assert max(y for x, y in zip(line.x, line.y, strict=True) if x >= 1.0) == pytest.approx(0.0)
+    assert "Too few" in requests.burstiness(trace_of([0.0], [1], [1])).layout.annotations[0].text
+
+
+def test_a_drawn_window_is_in_seconds() -> None:
+    assert requests.drawn_window_s([], 100.0) is None
+    assert requests.drawn_window_s([{"x": [12.4, 3.6], "y": [0, 1]}], 100.0) == (3.0, 13.0)
+    assert requests.drawn_window_s([{"x": [-1.0, 0.5], "y": [0, 1]}], 7 * 86_400.0) == (0.0, 1800.0)

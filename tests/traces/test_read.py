@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,16 @@ def test_broken_rows_of_text_are_listed_with_their_number() -> None:
     assert trace.source_row.tolist() == [0, 4]
     assert trace.receipt is not None
     assert [dropped.num_rows for dropped in trace.receipt.dropped] == [2, 1]
+
+
+def test_nested_fields_that_nobody_needs_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{**row, "meta": {"a": {"b": row["arrival_s"]}}} for row in TABLE.select(list(ROWS)).to_pylist()]
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    # They are named by their paths where the user wants them, and else leave Arrow's fast reader at work.
+    answers = ReadAnswers(arrival_column="meta.a.b", prompt_column="prompt_tokens", output_column="output_tokens")
+    slow = read_trace(data, "t", replace(answers, arrival_unit="s"))
+    monkeypatch.setattr("traces.tables._from_rows", None)
+    assert read_trace(data, "t").digest == slow.digest
 
 
 def test_a_cut_off_json_line_is_listed() -> None:

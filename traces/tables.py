@@ -411,7 +411,7 @@ def _array_of(values: list[Any]) -> pa.Array:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, ValueError):
         if all(value is None or isinstance(value, list) for value in values):
-            return pa.array([None if value is None else [str(item) for item in value] for value in values])
+            return pa.array([None if value is None else list(map(_text, value)) for value in values])
         return _text_of(values)
 
 
@@ -426,7 +426,12 @@ def _joined(arrays: list[pa.Array]) -> pa.ChunkedArray:
 
 def _text_of(values: list[Any]) -> pa.Array:
     """Write any values as text."""
-    return pa.array([None if value is None else str(value) for value in values], pa.string())
+    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str:
+    """Write a value as text; halves of characters, which JSON can hold, become question marks."""
+    return str(value).encode(errors="replace").decode()
 
 
 def _holds_objects(value: Any) -> bool:

@@ -167,6 +167,11 @@ def test_a_cut_off_json_line_is_listed() -> None:
     assert len(read_trace(data, "t.jsonl", ReadAnswers(drop_bad_rows=True))) == 3
 
 
+def test_half_a_character_in_a_prompt_does_no_harm() -> None:
+    data = json_lines(TABLE.select(list(ROWS))).replace(b"{", b'{"prompt": "cut \\ud83d", "list": ["\\ud83d"], ')
+    assert read_trace(data, "t").digest == read_trace(parquet(), "t").digest
+
+
 def test_a_json_field_that_changes_its_type_is_named() -> None:
     data = json_lines(TABLE.select(list(ROWS))).replace(b"4096", b'"many"')
     with pytest.raises(BadData, match="'many' is not a number"):

@@ -271,6 +271,10 @@ NO_TRACES = (
         "this is GuideLLM's CSV: it has one line per benchmark and no requests. Give its JSON.",
     ),
     NoTrace(
+        ("total_input_tokens", "mean_ttft_ms"),
+        "this is a result of vllm bench serve without its requests. Run it with --save-result --save-detailed.",
+    ),
+    NoTrace(
         ("asctime", "levelname", "message"),
         "this is vLLM's log in JSON lines without iterations: its requests have neither prompt nor output tokens. "
         "Start the server with --otlp-traces-endpoint and give the spans.",

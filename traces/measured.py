@@ -18,6 +18,9 @@ from traces.receipt import Dropped, Receipt
 from traces.tables import Source
 from traces.units import NS_PER_UNIT
 
+BEYOND_ANY_CLOCK = 2.0**63
+"""No unit makes a time of a larger number."""
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -121,23 +124,27 @@ class _Messages:
 
 def _messages(checked: CheckedRequests, tokens: TokenTimes) -> tuple[_Messages, tuple[Faults, ...]]:
     """Read when the tokens came, and what is wrong with it."""
-    unit_s = NS_PER_UNIT[tokens.unit or checked.receipt.time_unit] / 1e9
+    ns_per_unit = NS_PER_UNIT[tokens.unit or checked.receipt.time_unit]
     arrival_s = checked.arrival_ns / 1e9
-    # Times are either on the clock of the arrival or since the arrival of their own request.
-    origin, since_s = (checked.origin, np.zeros(len(arrival_s))) if tokens.unit is None else (0, arrival_s)
+
+    def seconds(values: npt.NDArray[Any]) -> Floats:
+        """Seconds since the file's first request, rounded as arrivals are: no token falls before its request."""
+        return np.rint((values - checked.origin) * ns_per_unit) / 1e9
+
     gaps_s = None
     if tokens.every is not None:
         faults = [Faults(tokens.every, checked.rows)]
-        every_s = [(some - origin) * unit_s for some in _lists(checked.table[tokens.every], faults[0])]
+        every_s = [seconds(some) for some in _lists(checked.table[tokens.every], faults[0])]
         first_s, last_s = (np.array([some[end] if len(some) else np.nan for some in every_s]) for end in (0, -1))
         gaps_s = [np.diff(some) for some in every_s]
     else:
         names = [name for name in (tokens.first, tokens.last) if name is not None]
         faults = [Faults(name, checked.rows) for name in names]
-        ends_s = [(_amounts(checked.table[fault.column], fault) - origin) * unit_s + since_s for fault in faults]
+        ends = [_amounts(checked.table[fault.column], fault) for fault in faults]
+        ends_s = [seconds(end) if tokens.unit is None else arrival_s + end / (1e9 / ns_per_unit) for end in ends]
         if tokens.gaps is not None:
             faults.append(Faults(tokens.gaps, checked.rows))
-            gaps_s = [some * unit_s for some in _lists(checked.table[tokens.gaps], faults[-1])]
+            gaps_s = [some / (1e9 / ns_per_unit) for some in _lists(checked.table[tokens.gaps], faults[-1])]
         first_s = ends_s[0]
         last_s = ends_s[1] if tokens.last else first_s + np.array([some.sum() for some in gaps_s or ()])
     if gaps_s is not None:
@@ -156,7 +163,8 @@ def _amounts(column: pa.ChunkedArray, faults: Faults) -> Floats:
     values[there] = judged.values
     faults.bad[there] |= judged.bad
     faults.problems += judged.problems
-    return values
+    faults.add(values > BEYOND_ANY_CLOCK, "{} is beyond any clock", "times of a clock", values=values)
+    return np.where(faults.bad, 0.0, values)
 
 
 def _lists(column: pa.ChunkedArray, faults: Faults) -> list[npt.NDArray[Any]]:
@@ -172,8 +180,10 @@ def _lists(column: pa.ChunkedArray, faults: Faults) -> list[npt.NDArray[Any]]:
     num_items = pc.list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
     values = pc.list_flatten(lists).cast(inner if pa.types.is_integer(inner) else pa.float64())
     values = values.to_numpy(zero_copy_only=False)
-    wrong = np.repeat(np.arange(len(num_items)), num_items)[~np.isfinite(values)]
-    faults.add(np.bincount(wrong, minlength=len(num_items)) > 0, "a value that is no number", "lists of numbers")
+    wrong = ~(np.abs(values) <= BEYOND_ANY_CLOCK)
+    rows = np.repeat(np.arange(len(num_items)), num_items)[wrong]
+    faults.add(np.bincount(rows, minlength=len(num_items)) > 0, "a value that is no time", "lists of numbers")
+    values = np.where(wrong, 0, values)
     return np.split(values, np.cumsum(num_items)[:-1])
 
 

@@ -150,9 +150,10 @@ def check_requests(
     if isinstance(ordered, Question):
         raise NeedsAnswer(file_name, (ordered,))
     arrival_ns, order, order_notices = ordered
+    table = decoded.table.filter(pa.array(keep))
     return CheckedRequests(
         columns=columns,
-        table=decoded.table.filter(pa.array(keep)).take(order),
+        table=table if (np.diff(order) == 1).all() else table.take(order),
         rows=decoded.rows[keep][order],
         arrival_ns=arrival_ns,
         origin=times.values.min(),

@@ -150,7 +150,8 @@ def open_file(file: Source, file_name: str, row_paths: Sequence[RowPath] = ()) -
         form, documents = _json_form(text, file_name)
         opened = replace(opened, form=form + wrapping, documents=documents)
         first = next((one for one in islice(_documents(opened, file_name), NUM_ROWS_LOOKED_AT) if one), None)
-    return replace(opened, row_path=next((path for path in row_paths if has_marks(first, path)), None))
+    row_path = next((path for path in row_paths if has_marks(first, path)), None)
+    return opened if row_path is None else replace(opened, form="JSON" + wrapping, row_path=row_path)
 
 
 def columns_of(opened: OpenedFile, file_name: str) -> pa.Schema:
@@ -339,8 +340,10 @@ def _json_form(text: bytes, file_name: str) -> tuple[str, tuple[Any, ...] | None
     if text.lstrip()[:1] == b"[":
         items = _parsed(text, file_name)
         return "a JSON array", tuple(items)
-    if isinstance(_record(io.BytesIO(text.lstrip()).readline(), file_name), dict):
-        return "JSON lines", None
+    line = io.BytesIO(text.lstrip()).readline()
+    record = _record(line, file_name)
+    if isinstance(record, dict):
+        return ("JSON lines", None) if len(line.strip()) < len(text.strip()) else ("a JSON document", (record,))
     try:
         return "a JSON document", (_parsed(text, file_name),)
     except (ValueError, RecursionError):
@@ -367,7 +370,9 @@ def _rows(opened: OpenedFile, file_name: str, names: frozenset[str] | None = Non
 
 def _flat_json_lines(opened: OpenedFile, schema: pa.Schema, names: list[str]) -> Decoded | None:
     """Decode some fields of flat JSON lines by Arrow's fast reader; None where that is not possible."""
-    if opened.documents is not None or opened.row_path is not None or any(map(pa.types.is_struct, schema.types)):
+    containers = tuple(f"{field.name}." for field in schema if pa.types.is_struct(field.type))
+    is_nested = any(name.startswith(containers) or name.endswith(")") for name in names)
+    if opened.documents is not None or opened.row_path is not None or is_nested:
         return None
     fields = [schema.field(name) if name in schema.names else pa.field(name, pa.string()) for name in names]
     if any(pa.types.is_null(field.type) or pa.types.is_nested(field.type) for field in fields):
@@ -410,7 +415,7 @@ def _array_of(values: list[Any]) -> pa.Array:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, ValueError):
         if all(value is None or isinstance(value, list) for value in values):
-            return pa.array([None if value is None else [str(item) for item in value] for value in values])
+            return pa.array([None if value is None else list(map(_text, value)) for value in values])
         return _text_of(values)
 
 
@@ -425,7 +430,12 @@ def _joined(arrays: list[pa.Array]) -> pa.ChunkedArray:
 
 def _text_of(values: list[Any]) -> pa.Array:
     """Write any values as text."""
-    return pa.array([None if value is None else str(value) for value in values], pa.string())
+    return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+def _text(value: Any) -> str:
+    """Write a value as text; halves of characters, which JSON can hold, become question marks."""
+    return str(value).encode(errors="replace").decode()
 
 
 def _holds_objects(value: Any) -> bool:

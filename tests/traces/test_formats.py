@@ -5,7 +5,7 @@ import pytest
 
 from traces.answers import NO_ANSWERS
 from traces.errors import BadData, NeedsAnswer, UnreadableFile
-from traces.formats import TRACE_LAYOUTS, TraceLayout, recognise_steps, recognise_trace
+from traces.formats import NO_TRACES, TRACE_LAYOUTS, NoTrace, TraceLayout, recognise_steps, recognise_trace
 
 
 def schema(*names: str) -> pa.Schema:
@@ -19,6 +19,16 @@ def test_every_layout_is_recognised_in_any_order(layout: TraceLayout) -> None:
         found = recognise_trace(schema(*some), "CSV", NO_ANSWERS, "f")
         assert (found.arrival, found.prompt, found.output) == (layout.arrival, layout.prompt, layout.output)
         assert found.layout == layout.name
+
+
+@pytest.mark.parametrize("kind", NO_TRACES, ids=lambda kind: kind.columns[0])
+def test_what_cannot_be_a_trace_is_refused_with_its_reason(kind: NoTrace) -> None:
+    with pytest.raises(UnreadableFile) as refusal:
+        recognise_trace(schema("id", *kind.columns), "CSV", NO_ANSWERS, "f")
+    assert refusal.value.message == kind.reason
+    # Such columns beside those of a trace do no harm.
+    planner = ("arrival_s", "prompt_tokens", "output_tokens")
+    assert recognise_trace(schema(*kind.columns, *planner), "CSV", NO_ANSWERS, "f").layout == "planner trace"
 
 
 def test_other_spelling_is_recognised_and_leaves_the_unit_open() -> None:

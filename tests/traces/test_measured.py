@@ -84,7 +84,9 @@ def test_results_of_several_benchmarks_are_asked() -> None:
     [
         ({"ttfts": [0.5, -0.25, 0.0]}, "column 'ttfts', row 2"),
         ({"itls": [[0.1, -0.2], [0.4], []]}, "column 'itls', row 1 .*time goes back"),
-        ({"itls": [[0.1, None], [0.4], []]}, "column 'itls', row 1 .*no number"),
+        ({"itls": [[0.1, None], [0.4], []]}, "column 'itls', row 1 .*no time"),
+        ({"itls": [[1e308, 1e308], [0.4], []]}, "column 'itls', row 1 .*no time"),
+        ({"ttfts": [0.5, 1e300, 0.0]}, "column 'ttfts', row 2 .*beyond any clock"),
         ({"itls": [["x"], ["y"], []]}, "column 'itls', .*lists of numbers"),
         ({"output_lens": [3, None, 0]}, "column 'output_lens', row 2"),
     ],
@@ -97,6 +99,13 @@ def test_faults_are_named(changes: dict[str, list[Any]], words: str) -> None:
 def test_clocks_that_differ_are_no_measurement() -> None:
     with pytest.raises(BadData, match="a token before the request was sent"):
         read_measured(b'{"arrival_s": 1777142984.5, "token_s": [27536.0, 27536.5]}\n')
+
+
+def test_a_token_at_the_very_arrival_is_no_fault() -> None:
+    at = [1_795_989_384.1280138, 1_795_989_384.4607563, 1_795_989_385.1290001]
+    lines = [json.dumps({"arrival_s": time, "token_s": [time, time]}) for time in at]
+    measured = read_measured("\n".join(lines).encode())
+    assert measured.first_token_s.tolist() == measured.arrival_s.tolist() == measured.last_token_s.tolist()
 
 
 @pytest.mark.parametrize("text", ["{}", "no json", '{"start_times": [], "ttfts": [], "itls": []}', '{"a": 1}'])

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,11 +150,26 @@ def test_broken_rows_of_text_are_listed_with_their_number() -> None:
     assert [dropped.num_rows for dropped in trace.receipt.dropped] == [2, 1]
 
 
+def test_nested_fields_that_nobody_needs_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{**row, "meta": {"a": {"b": row["arrival_s"]}}} for row in TABLE.select(list(ROWS)).to_pylist()]
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    # They are named by their paths where the user wants them, and else leave Arrow's fast reader at work.
+    answers = ReadAnswers(arrival_column="meta.a.b", prompt_column="prompt_tokens", output_column="output_tokens")
+    slow = read_trace(data, "t", replace(answers, arrival_unit="s"))
+    monkeypatch.setattr("traces.tables._from_rows", None)
+    assert read_trace(data, "t").digest == slow.digest
+
+
 def test_a_cut_off_json_line_is_listed() -> None:
     data = json_lines(TABLE.select(list(ROWS)))[:-10]
     with pytest.raises(BadData, match="row 4"):
         read_trace(data, "t.jsonl")
     assert len(read_trace(data, "t.jsonl", ReadAnswers(drop_bad_rows=True))) == 3
+
+
+def test_half_a_character_in_a_prompt_does_no_harm() -> None:
+    data = json_lines(TABLE.select(list(ROWS))).replace(b"{", b'{"prompt": "cut \\ud83d", "list": ["\\ud83d"], ')
+    assert read_trace(data, "t").digest == read_trace(parquet(), "t").digest
 
 
 def test_a_json_field_that_changes_its_type_is_named() -> None:

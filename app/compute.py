@@ -19,6 +19,7 @@ from planner import calibrate, search
 from planner.candidates import Candidate
 from planner.engine_config import EngineConfig
 from planner.errors import Cancelled
+from planner.executors import executor_at
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.phases import Life, life_of
 from planner.inside.step_table import StepRow, step_table
@@ -137,8 +138,10 @@ class PlanJob:
         trace: RequestTrace,
         model: StepTimeFit | StepTime,
         answers: ReadAnswers = NO_ANSWERS,
+        scheduler: str = "",
     ) -> None:
         self.inputs, self.trace, self.model, self.answers = inputs, trace, model, answers
+        self.scheduler = scheduler
         self.status = Status.COMPILING
         self.num_done, self.num_planned = 0, 0
         self.newest: Candidate | None = None
@@ -184,16 +187,18 @@ class PlanJob:
 
     def search(self) -> Recommendation:
         """Run the search itself, uncached."""
-        return search.recommend(
-            self.trace,
-            self.model,
-            self.inputs.today,
-            self.inputs.slo,
-            default_flags=self.inputs.default_flags,
-            objective=self.inputs.objective,
-            on_progress=self.on_progress,
-            cancel=self._cancel,
-        )
+        with executor_at(self.scheduler) as executor:
+            return search.recommend(
+                self.trace,
+                self.model,
+                self.inputs.today,
+                self.inputs.slo,
+                default_flags=self.inputs.default_flags,
+                objective=self.inputs.objective,
+                executor=executor,
+                on_progress=self.on_progress,
+                cancel=self._cancel,
+            )
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)

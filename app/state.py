@@ -132,11 +132,22 @@ class Session:
         """The newest plan with a result."""
         return self.job if self.job is not None and self.job.status is Status.DONE else self.previous
 
-    def start_plan(self, inputs: PlanInputs, trace: RequestTrace, model: StepTimeFit | StepTime) -> None:
-        """Start to plan beside the pages; the last result stays until there is another."""
+    def start_plan(
+        self, inputs: PlanInputs, trace: RequestTrace, model: StepTimeFit | StepTime, scheduler: str = ""
+    ) -> None:
+        """Start to plan beside the pages; the last result stays until there is another.
+
+        Parameters
+        ----------
+        inputs : PlanInputs
+        trace : RequestTrace
+        model : StepTimeFit or StepTime
+        scheduler : str
+            Address of the Dask cluster that is to replay; "" for this machine.
+        """
         self.previous, self.wants_plan = self.finished, False
         self.picked = None
-        self.job = PlanJob(inputs, trace, model, self.trace.answers)
+        self.job = PlanJob(inputs, trace, model, self.trace.answers, scheduler)
 
     @property
     def today(self) -> EngineConfig:

@@ -1,5 +1,6 @@
 """Questions to the user: each `ask_` shows widgets and returns one checked value. Units are converted here."""
 
+import os
 import re
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from streamlit.typing import UploadedFile
 from app.figures.labels import MS_PER_S
 from planner.command import MODEL, MODEL_NAME
 from planner.engine_config import GPU_TIERS, EngineConfig
+from planner.executors import ADDRESS_VARIABLE
 from planner.search import Objective
 from planner.slo import Slo
 from planner.step_time import StepTime
@@ -245,6 +247,19 @@ def ask_today(logged: EngineConfig, has_priorities: bool, name: str) -> EngineCo
         enable_prefix_caching=caching,
         scheduling_policy="priority" if by_priority and has_priorities else "fcfs",
     )
+
+
+def ask_scheduler() -> str:
+    """Ask where replays run; "" = on this machine."""
+    return st.text_input(
+        "Dask scheduler to replay on",
+        value=os.environ.get(ADDRESS_VARIABLE, ""),
+        placeholder="tcp://HOST:8786; empty: this machine",
+        key="scheduler",
+        help="Started with `dask scheduler`, and `dask worker tcp://HOST:8786` on each machine. The answer "
+        "is the same; large traces take less time.",
+        persist_state="session",
+    ).strip()
 
 
 def _ask_max_model_len(logged: int | None, name: str) -> int | None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from planner.candidates import Candidate, evaluate
 from planner.engine_config import EngineConfig
-from planner.search import num_threads
+from planner.executors import num_threads
 from planner.slo import Slo
 from planner.step_time import StepTime
 from traces.requests import PrefixHashes, RequestTrace

@@ -7,6 +7,7 @@ Results go to standard output, progress and messages to standard error. Exit cod
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from planner.capacity import LoadPoint, Routing, find_headroom, find_replicas
 from planner.command import MODEL, MODEL_NAME, serve_command
 from planner.engine_config import DRAFTERS, GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
 from planner.errors import BadPlan
+from planner.executors import ADDRESS_VARIABLE, executor_at
 from planner.export import bench_command, config_yaml, container_args, head, helm_values, timed_trace
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.report import inside_report, report_document, report_lines
@@ -208,15 +210,17 @@ def run_plan(arguments: argparse.Namespace) -> int:
     today = _config(arguments, known)
     _say_unseen_prefixes(trace, today)
     warm_up()
-    plan = recommend(
-        trace,
-        model,
-        today,
-        slo,
-        default_flags=default_flags(arguments.gpu_memory_gib),
-        objective=Objective(arguments.objective),
-        on_progress=_show_progress,
-    )
+    with executor_at(arguments.dask_scheduler) as executor:
+        plan = recommend(
+            trace,
+            model,
+            today,
+            slo,
+            default_flags=default_flags(arguments.gpu_memory_gib),
+            objective=Objective(arguments.objective),
+            executor=executor,
+            on_progress=_show_progress,
+        )
     print(file=sys.stderr)
     document = write_plan(save_plan(plan, trace, model, answers=_answers(arguments)))
     if arguments.output:
@@ -373,6 +377,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_options(plan)
     _add_flag_options(plan)
     _add_target_options(plan)
+    _add_scheduler_option(plan)
     plan.add_argument("-o", "--output", help="write the plan here, as JSON")
     plan.set_defaults(run=run_plan)
 
@@ -451,6 +456,16 @@ def _add_target_options(parser: argparse.ArgumentParser) -> None:
         type=_number,
         default=80.0,
         help=f"device memory, decides vLLM's default flags ({'; '.join(tier.label for tier in GPU_TIERS)})",
+    )
+
+
+def _add_scheduler_option(parser: argparse.ArgumentParser) -> None:
+    """Where replays run."""
+    parser.add_argument(
+        "--dask-scheduler",
+        metavar="tcp://HOST:8786",
+        default=os.environ.get(ADDRESS_VARIABLE, ""),
+        help=f"replay on this Dask cluster (default: what {ADDRESS_VARIABLE} says; without one, on this machine)",
     )
 
 

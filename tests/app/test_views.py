@@ -160,7 +160,9 @@ def test_two_plans_stand_side_by_side(
 ) -> None:
     document = write_plan(save_plan(missed_plan, trace, fit))
     upload(shown(example, "export"), "missed.json", document.encode())
-    assert "The plans stand on different inputs: trace digest, requests, span of arrivals, target" in words(example).replace("\\", "")
+    assert "The plans stand on different inputs: trace digest, requests, span of arrivals, target" in words(
+        example
+    ).replace("\\", "")
     table = example.table[0].value
     assert list(table.columns) == ["", "Made in this session", "missed.json"]
     assert table.loc["verdict"].tolist() == ["≠", "met", "missed"]
@@ -333,6 +335,19 @@ def test_a_refused_flag_is_said_before_planning(example: AppTest) -> None:
     budget.set_value(100).run()
     assert "vLLM would not start: max_num_batched_tokens (100) is smaller than max_num_seqs (256)" in words(test)
     assert next(button for button in test.button if button.label == "Plan").disabled
+
+
+def test_a_cluster_that_does_not_answer_is_said_and_this_machine_offered() -> None:
+    test = opened("calibration")
+    test.segmented_control[0].set_value("By hand").run()
+    press(test, "Use these coefficients")
+    upload(shown(test, "trace"), "named.csv", NO_UNIT.replace(b"arrival_time", b"arrival_ms"))
+    shown(test, "plan").text_input(key="scheduler").set_value("tcp://127.0.0.1:1").run()
+    test.number_input(key="itl_ms").set_value(43.0).run()
+    planned(press(test, "Plan"))
+    assert "no Dask scheduler answers there" in words(test)
+    planned(press(test, "Plan on this machine instead"))
+    assert test.success[0].value.startswith("**Met: p99 token gap")
 
 
 def test_cancel_keeps_the_last_result() -> None:

@@ -21,7 +21,7 @@ from planner import experiments
 from planner.align import MIN_SHARE_EXPLAINED, Alignment, align, alignment_sentence, difference_sentence
 from planner.calibrate import fit_step_time
 from planner.candidates import Candidate
-from planner.capacity import LoadPoint, Routing, find_headroom, find_replicas
+from planner.capacity import HOUR_S, LOADS, LoadPoint, by_window, find_headroom, find_replicas, latency_curve
 from planner.command import MODEL, MODEL_NAME, serve_command
 from planner.engine_config import DRAFTERS, GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
 from planner.errors import BadPlan
@@ -35,12 +35,14 @@ from planner.metrics import Spread, Summary, summarise
 from planner.plan_comparison import Row, compare_plans, inputs_sentence, value_in_words
 from planner.plan_file import SavedPlan, open_plan, save_plan, trace_origin, write_plan
 from planner.replay import Replay, replay, warm_up
+from planner.routing import Routing
 from planner.search import Objective, Recommendation, recommend
 from planner.slo import Slo
 from planner.step_time import SavedModel, StepTime, StepTimeFit, read_model, write_model
 from planner.verdict import (
     binding_constraint,
     capacity_sentence,
+    curve_sentence,
     no_op_flags,
     not_simulated,
     rejection_sentence,
@@ -49,6 +51,7 @@ from planner.verdict import (
     slo_sentence,
     unseen_prefixes,
     verdict,
+    windows_sentence,
 )
 from traces.answers import ReadAnswers
 from traces.errors import InputError
@@ -311,8 +314,14 @@ def run_capacity(arguments: argparse.Namespace) -> int:
     _say_unseen_prefixes(trace, config)
     warm_up()
     step_time = model if isinstance(model, StepTime) else model.step_time
-    headroom = find_headroom(trace, config, step_time, slo, on_point=_show_point)
-    replicas = find_replicas(trace, config, step_time, slo, growth=arguments.growth, routing=Routing(arguments.routing))
+    routing = Routing(arguments.routing)
+    with executor_at(arguments.dask_scheduler) as executor:
+        headroom = find_headroom(trace, config, step_time, slo, on_point=_show_point)
+        replicas = find_replicas(
+            trace, config, step_time, slo, growth=arguments.growth, routing=routing, executor=executor
+        )
+        curve = latency_curve(trace, config, step_time, slo, loads=tuple(arguments.loads), executor=executor)
+    windows = by_window(trace, config, step_time, slo, width_s=arguments.window_s)
     document = {
         "met_load": headroom.met.load if headroom.met else None,
         "missed_load": headroom.missed.load if headroom.missed else None,
@@ -320,6 +329,10 @@ def run_capacity(arguments: argparse.Namespace) -> int:
         "growth": arguments.growth,
         "routing": arguments.routing,
         "replicas": replicas.num_replicas,
+        "routing_confirmed": {"share": replicas.share_confirmed, "mean_excess": replicas.mean_excess},
+        "curve": [_load_point(point) for point in curve.points],
+        "knee_load": curve.knee.load if curve.knee else None,
+        "windows": windows,
         "flags": asdict(config),
         "trace": trace_origin(trace, answers=_answers(arguments)),
         "simulated": {"vllm": VLLM_VERSION, "rules": rules_in_force(config)},
@@ -328,6 +341,16 @@ def run_capacity(arguments: argparse.Namespace) -> int:
         _print_json(document)
     else:
         print(capacity_sentence(headroom, replicas, arguments.growth))
+        print(curve_sentence(curve))
+        for point in curve.points:
+            summary = point.candidate.summary
+            print(
+                f"  {point.load:5.3g} times  {point.requests_per_s:8.3g} requests/s  "
+                f"ITL p{100 * slo.itl_percentile:g} {seconds(summary.itl_at_percentile_s):>8}  "
+                f"TTFT p{100 * slo.ttft_percentile:g} {seconds(summary.ttft_at_percentile_s):>8}"
+                + ("  unstable, these depend on the length of the trace" if summary.is_unstable else "")
+            )
+        print(windows_sentence(windows))
     return OK if replicas.num_replicas is not None else NOT_MET
 
 
@@ -406,6 +429,13 @@ def _parser() -> argparse.ArgumentParser:
     capacity.add_argument(
         "--growth", type=_number, default=1.0, help="multiple of the trace's rate to size replicas for"
     )
+    capacity.add_argument(
+        "--loads", type=_number, nargs="+", default=LOADS, help="multiples of the trace's rate for the curve"
+    )
+    capacity.add_argument(
+        "--window-s", type=_number, default=HOUR_S, help="width of the stretches that are judged one by one"
+    )
+    _add_scheduler_option(capacity)
     capacity.add_argument("--routing", choices=[r.value for r in Routing], default=Routing.ROUND_ROBIN.value)
     capacity.set_defaults(run=run_capacity)
 
@@ -602,7 +632,9 @@ def _config(arguments: argparse.Namespace, known: EngineConfig) -> EngineConfig:
 
 def _slo(arguments: argparse.Namespace) -> Slo:
     """The targets given on the command line."""
-    for name in ("itl_ms", "worst_gap_ms", "ttft_ms", "growth"):
+    if min(getattr(arguments, "loads", LOADS)) <= 0:
+        raise BadPlan("command line", "--loads must be above 0")
+    for name in ("itl_ms", "worst_gap_ms", "ttft_ms", "growth", "window_s"):
         value = getattr(arguments, name, None)
         if value is not None and not value > 0:
             raise BadPlan("command line", f"--{name.replace('_', '-')} is {value:g}; it must be above 0")

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.errors import NoCluster
@@ -50,6 +50,11 @@ def executor_at(address: str | None) -> Iterator[Executor]:
         raise NoCluster(address, f"the scheduler went away while it was needed. {LOCAL}") from fault
     finally:
         client.close()
+
+
+def somewhere(executor: Executor | None) -> AbstractContextManager[Executor]:
+    """The executor given, or threads of this machine."""
+    return executor_at(None) if executor is None else nullcontext(executor)
 
 
 def num_threads() -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from planner.candidates import Candidate, Reason, Rejection, evaluate
 from planner.engine_config import EngineConfig, changed_flags, flag_faults
 from planner.errors import Cancelled
-from planner.executors import executor_at
+from planner.executors import somewhere
 from planner.kernel import step_ns
 from planner.replay import Replay, replay, requests_that_never_run
 from planner.slo import Slo
@@ -144,7 +143,7 @@ def recommend(
     """
     step_time = model if isinstance(model, StepTime) else model.step_time
     covered = None if isinstance(model, StepTime) else model.covered
-    with executor_at(None) if executor is None else nullcontext(executor) as where:
+    with somewhere(executor) as where:
         replays = _Replays(trace, step_time, slo, where, on_progress, cancel)
         now = replays.run([today])[0]
         num_seqs = now.summary.mean_decodes if now.summary.num_gaps else 1.0

@@ -103,6 +103,45 @@ class Window:
     """Targets that are missed in it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Everything that is asked about load."""
+
+    headroom: Headroom
+    """Where the targets break."""
+    replicas: Replicas
+    """What a growth needs."""
+    curve: Curve
+    """Latency against load."""
+    windows: tuple[Window, ...]
+    """The trace piece by piece."""
+
+
+def find_capacity(
+    trace: RequestTrace,
+    engine_config: EngineConfig,
+    step_time: StepTime,
+    slo: Slo,
+    *,
+    growth: float = 1.0,
+    routing: Routing = Routing.ROUND_ROBIN,
+    loads: tuple[float, ...] = LOADS,
+    width_s: float = HOUR_S,
+    executor: Executor | None = None,
+    on_point: Callable[[LoadPoint], None] | None = None,
+    cancel: npt.NDArray[np.uint8] | None = None,
+) -> Capacity:
+    """Everything that is asked about load; see the functions of its parts."""
+    asked = (trace, engine_config, step_time, slo)
+    with somewhere(executor) as where:
+        return Capacity(
+            headroom=find_headroom(*asked, on_point=on_point, cancel=cancel),
+            replicas=find_replicas(*asked, growth=growth, routing=routing, executor=where, cancel=cancel),
+            curve=latency_curve(*asked, loads=loads, executor=where, cancel=cancel),
+            windows=by_window(*asked, width_s=width_s, cancel=cancel),
+        )
+
+
 def scale_load(trace: RequestTrace, load: float) -> RequestTrace:
     """The same requests in the same order, `load` times as fast."""
     return RequestTrace(

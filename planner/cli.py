@@ -21,7 +21,7 @@ from planner import experiments
 from planner.align import MIN_SHARE_EXPLAINED, Alignment, align, alignment_sentence, difference_sentence
 from planner.calibrate import fit_step_time
 from planner.candidates import Candidate
-from planner.capacity import HOUR_S, LOADS, LoadPoint, by_window, find_headroom, find_replicas, latency_curve
+from planner.capacity import HOUR_S, LOADS, LoadPoint, find_capacity
 from planner.command import MODEL, MODEL_NAME, serve_command
 from planner.engine_config import DRAFTERS, GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
 from planner.errors import BadPlan
@@ -314,14 +314,20 @@ def run_capacity(arguments: argparse.Namespace) -> int:
     _say_unseen_prefixes(trace, config)
     warm_up()
     step_time = model if isinstance(model, StepTime) else model.step_time
-    routing = Routing(arguments.routing)
     with executor_at(arguments.dask_scheduler) as executor:
-        headroom = find_headroom(trace, config, step_time, slo, on_point=_show_point)
-        replicas = find_replicas(
-            trace, config, step_time, slo, growth=arguments.growth, routing=routing, executor=executor
+        found = find_capacity(
+            trace,
+            config,
+            step_time,
+            slo,
+            growth=arguments.growth,
+            routing=Routing(arguments.routing),
+            loads=tuple(arguments.loads),
+            width_s=arguments.window_s,
+            executor=executor,
+            on_point=_show_point,
         )
-        curve = latency_curve(trace, config, step_time, slo, loads=tuple(arguments.loads), executor=executor)
-    windows = by_window(trace, config, step_time, slo, width_s=arguments.window_s)
+    headroom, replicas, curve = found.headroom, found.replicas, found.curve
     document = {
         "met_load": headroom.met.load if headroom.met else None,
         "missed_load": headroom.missed.load if headroom.missed else None,
@@ -332,7 +338,7 @@ def run_capacity(arguments: argparse.Namespace) -> int:
         "routing_confirmed": {"share": replicas.share_confirmed, "mean_excess": replicas.mean_excess},
         "curve": [_load_point(point) for point in curve.points],
         "knee_load": curve.knee.load if curve.knee else None,
-        "windows": windows,
+        "windows": found.windows,
         "flags": asdict(config),
         "trace": trace_origin(trace, answers=_answers(arguments)),
         "simulated": {"vllm": VLLM_VERSION, "rules": rules_in_force(config)},
@@ -350,7 +356,7 @@ def run_capacity(arguments: argparse.Namespace) -> int:
                 f"TTFT p{100 * slo.ttft_percentile:g} {seconds(summary.ttft_at_percentile_s):>8}"
                 + ("  unstable, these depend on the length of the trace" if summary.is_unstable else "")
             )
-        print(windows_sentence(windows))
+        print(windows_sentence(found.windows))
     return OK if replicas.num_replicas is not None else NOT_MET
 
 

@@ -92,6 +92,22 @@ def test_one_click_leads_to_a_verdict(example: AppTest) -> None:
     assert f"{len(example.dataframe[0].value) + 1} settings tried" in words(example)
 
 
+def test_load_is_answered_when_it_is_asked_for(example: AppTest) -> None:
+    shown(example, "plan")
+    assert "The targets hold up to" not in words(example)
+    press(example, "Find out")
+    assert not example.exception
+    text = words(example)
+    assert "The targets hold up to" in text
+    assert "At 1 times this load, 1 replica meets them" in text
+    assert "The knee lies near" in text
+    assert len(example.get("plotly_chart")) == 5
+    example.number_input(key="growth").set_value(2.0).run()
+    assert "The targets hold up to" not in words(example), "another question, not asked yet"
+    example.number_input(key="growth").set_value(1.0).run()
+    assert "The targets hold up to" in words(example)
+
+
 def test_the_strip_says_what_the_numbers_stand_on(example: AppTest) -> None:
     for page in ("trace", "calibration", "plan", "inspect", "export"):
         text = words(shown(example, page))

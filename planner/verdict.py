@@ -111,7 +111,10 @@ def rejection_sentence(rejection: Rejection) -> str:
     }[rejection.reason]
     if rejection.unit == "tokens/s":
         return f"{what} {rejection.measured:,.0f} tokens/s against {rejection.limit:,.0f}"
-    return f"{what} {seconds(rejection.measured)} against {seconds(rejection.limit)}"
+    measured, limit = seconds(rejection.measured), seconds(rejection.limit)
+    if measured == limit and rejection.measured != rejection.limit:
+        measured = f"{1e3 * rejection.measured:.6g} ms"  # three digits would not show that it is above
+    return f"{what} {measured} against {limit}"
 
 
 def binding_constraint(plan: Recommendation) -> str:

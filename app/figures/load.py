@@ -37,6 +37,7 @@ def latency_against_load(curve: Curve, headroom: Headroom, slo: Slo) -> go.Figur
     theme.log_axes(canvas, x=True, y=True)
     if curve.knee is not None:
         theme.add_limit(canvas, "x", curve.knee.load, "knee")
+        canvas.layout.annotations[-1].update(y=0.0, yanchor="bottom")  # the other line's word stands at the top
     if headroom.met is not None and headroom.missed is not None:
         theme.add_limit(canvas, "x", headroom.missed.load, "targets break")
     return canvas

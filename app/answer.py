@@ -4,7 +4,7 @@ import time
 
 import streamlit as st
 
-from app import compute, frames, panels, state
+from app import compute, frames, load, panels, state
 from app.compute import PlanJob, Status
 from app.figures import distributions, theme, tradeoff
 from app.figures.distributions import Latencies
@@ -56,6 +56,7 @@ def show_answer(job: PlanJob) -> None:
     _show_why(job, plan)
     _show_tradeoff(plan)
     _show_distributions(job, plan)
+    load.show_load(job)
     _show_losers(plan)
     st.caption(
         f"{len(plan.candidates):,} settings tried, {plan.num_replays:,} replayed "

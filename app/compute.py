@@ -18,8 +18,10 @@ import streamlit as st
 from planner import align, calibrate, search
 from planner.align import Alignment
 from planner.candidates import Candidate
+from planner.capacity import HOUR_S, Capacity, find_capacity
 from planner.engine_config import EngineConfig
 from planner.errors import Cancelled
+from planner.executors import executor_at
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.phases import Life, life_of
 from planner.inside.step_table import StepRow, step_table
@@ -29,6 +31,7 @@ from planner.measured import Comparison, compare, served
 from planner.metrics import Distribution, distribution, itl, ttft_s
 from planner.plan_file import SavedPlan, read_plan, save_plan
 from planner.replay import Replay, replay, warm_up
+from planner.routing import Routing
 from planner.search import Objective, Recommendation
 from planner.slo import Slo
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model
@@ -55,6 +58,10 @@ NUM_STEPS = 15
 """Steps listed around a moment."""
 MAX_FILE_STEPS = 2000
 """Most steps in one file for a trace viewer: some megabytes."""
+WIDTHS_S = (1.0, 10.0, 60.0, 300.0, 900.0)
+"""Widths of the windows in which a trace that is shorter than some hours is judged piece by piece, seconds."""
+MOST_WINDOWS = 24
+"""Of them."""
 HEAD_START_S = 3.0
 """How long the first page has the processor to itself."""
 
@@ -182,9 +189,15 @@ class PlanJob:
     """One search in a thread of its own; pages look at it and may cancel it."""
 
     def __init__(
-        self, inputs: PlanInputs, trace: RequestTrace, model: Model, answers: ReadAnswers = NO_ANSWERS
+        self,
+        inputs: PlanInputs,
+        trace: RequestTrace,
+        model: Model,
+        answers: ReadAnswers = NO_ANSWERS,
+        scheduler: str = "",
     ) -> None:
         self.inputs, self.trace, self.model, self.answers = inputs, trace, model, answers
+        self.scheduler = scheduler
         self.status = Status.COMPILING
         self.num_done, self.num_planned = 0, 0
         self.newest: Candidate | None = None
@@ -230,16 +243,18 @@ class PlanJob:
 
     def search(self) -> Recommendation:
         """Run the search itself, uncached."""
-        return search.recommend(
-            self.trace,
-            self.model,
-            self.inputs.today,
-            self.inputs.slo,
-            default_flags=self.inputs.default_flags,
-            objective=self.inputs.objective,
-            on_progress=self.on_progress,
-            cancel=self._cancel,
-        )
+        with executor_at(self.scheduler) as executor:
+            return search.recommend(
+                self.trace,
+                self.model,
+                self.inputs.today,
+                self.inputs.slo,
+                default_flags=self.inputs.default_flags,
+                objective=self.inputs.objective,
+                executor=executor,
+                on_progress=self.on_progress,
+                cancel=self._cancel,
+            )
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)
@@ -255,6 +270,34 @@ def latencies(
     """All token gaps, pooled, and all TTFT of one setting."""
     run = replay(_trace, engine_config, step_time)
     return itl(run), distribution(ttft_s(run))
+
+
+@st.cache_resource(max_entries=16, show_spinner="Replaying under more and less load …")
+def capacity(
+    setting: "Setting", slo: Slo, growth: float, routing: Routing, _trace: RequestTrace, _scheduler: str
+) -> Capacity | InputError:
+    """What a setting carries; replayed on the cluster of that scheduler, "" for this machine."""
+
+    def find() -> Capacity:
+        compiler().wait(lambda: False)
+        with executor_at(_scheduler) as executor:
+            return find_capacity(
+                _trace,
+                setting.engine_config,
+                setting.step_time,
+                slo,
+                growth=growth,
+                routing=routing,
+                width_s=window_width_s(_trace.span_s),
+                executor=executor,
+            )
+
+    return _outcome(find)
+
+
+def window_width_s(span_s: float) -> float:
+    """An hour for traces of several hours; a round share of shorter ones."""
+    return next((width_s for width_s in WIDTHS_S if width_s * MOST_WINDOWS >= span_s), HOUR_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,12 @@ from traces.steps import StepLog
 
 STYLE = """
 body {font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; max-width: 70rem; margin: 2rem auto; padding: 0 1rem}
-h1 {font-size: 1.5rem} h2 {font-size: 1.15rem; margin-top: 2rem}
+h1 {font-size: 1.5rem} h2 {font-size: 1.15rem; margin-top: 2rem} summary {font-weight: 600; cursor: pointer}
 .verdict {border-left: .4rem solid #808080; padding: .6rem 1rem; background: #f4f4f4; font-weight: 600}
 .met {border-color: #0E9F80} .missed {border-color: #D55E00} .unstable {border-color: #A87800}
 table {border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0}
-th, td {border-bottom: 1px solid #ddd; padding: .25rem .6rem; text-align: left; vertical-align: top}
+th, td {border-bottom: 1px solid #ddd; padding: .2rem .6rem; text-align: left; vertical-align: top}
+.wide th, .wide td {white-space: nowrap} .plotly-graph-div {height: 26rem}
 pre {background: #f4f4f4; padding: .7rem 1rem; overflow-x: auto} .wide {overflow-x: auto}
 """
 ASKS_NOBODY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -60,8 +61,9 @@ def plan_report(saved: SavedPlan, settings: tuple[Latencies, ...] = ()) -> str:
         _heading(2, "What was tried: simulated"),
         _figure("tradeoff", tradeoff.gap_against_ttft(plan)),
         *_distributions(saved, settings),
-        _heading(2, f"Why the other {len(plan.losers):,} settings lost"),
+        f"<details><summary>Why the other {len(plan.losers):,} settings lost</summary>",
         _table(frames.losers(plan), has_index=False),
+        "</details>",
         _heading(2, "What this stands on"),
         _items(provenance(saved)),
         *_trace(saved),
@@ -247,4 +249,5 @@ def _plain(text: str) -> str:
 def _figure(name: str, canvas: go.Figure) -> str:
     """A chart that moves under the pointer; the script it needs is in the head, once."""
     options = {"displaylogo": False}
-    return str(to_html(canvas, include_plotlyjs=False, full_html=False, div_id=name, config=options))
+    plain = go.Figure(canvas).update_layout(template="plotly_white")
+    return str(to_html(plain, include_plotlyjs=False, full_html=False, div_id=name, config=options))

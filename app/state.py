@@ -12,6 +12,7 @@ from planner.align import Alignment
 from planner.engine_config import EngineConfig, flags_from_facts
 from planner.measured import Comparison
 from planner.plan_file import SavedPlan
+from planner.routing import Routing
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, step_time_of
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer, Question
@@ -74,6 +75,16 @@ class Reading(Generic[T]):
         self.data = data if is_open else None
 
 
+@dataclass(frozen=True, slots=True)
+class LoadQuestion:
+    """What the user wants to know about load."""
+
+    growth: float
+    """Multiple of the trace's rate to size replicas for."""
+    routing: Routing
+    """How requests are dealt to them."""
+
+
 @dataclass(slots=True)
 class Session:
     """Facts of one browser session."""
@@ -104,6 +115,8 @@ class Session:
     """The last plan before it that came to a result."""
     wants_plan: bool = False
     """Whether the Plan page is to start by itself, after the example was asked for."""
+    load_question: LoadQuestion | None = None
+    """What was asked about load, for the newest plan with a result."""
     look: str = ""
     """Name of the setting that the Inspect page was asked to open; "" = none."""
     picked: EngineConfig | None = None
@@ -194,11 +207,20 @@ class Session:
         """The newest plan with a result."""
         return self.job if self.job is not None and self.job.status is Status.DONE else self.previous
 
-    def start_plan(self, inputs: PlanInputs, trace: RequestTrace, model: Model) -> None:
-        """Start to plan beside the pages; the last result stays until there is another."""
+    def start_plan(self, inputs: PlanInputs, trace: RequestTrace, model: Model, scheduler: str = "") -> None:
+        """Start to plan beside the pages; the last result stays until there is another.
+
+        Parameters
+        ----------
+        inputs : PlanInputs
+        trace : RequestTrace
+        model : Model
+        scheduler : str
+            Address of the Dask cluster that is to replay; "" for this machine.
+        """
         self.previous, self.wants_plan = self.finished, False
-        self.picked = None
-        self.job = PlanJob(inputs, trace, model, self.trace.answers)
+        self.picked, self.load_question = None, None
+        self.job = PlanJob(inputs, trace, model, self.trace.answers, scheduler)
 
     @property
     def today(self) -> EngineConfig:

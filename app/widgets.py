@@ -1,5 +1,6 @@
 """Questions to the user: each `ask_` shows widgets and returns one checked value. Units are converted here."""
 
+import os
 import re
 from dataclasses import replace
 from itertools import cycle
@@ -11,6 +12,8 @@ from app.figures.calibration import Against
 from app.figures.labels import MS_PER_S, TERMS
 from planner.command import MODEL, MODEL_NAME
 from planner.engine_config import GPU_TIERS, EngineConfig
+from planner.executors import ADDRESS_VARIABLE
+from planner.routing import Routing
 from planner.search import Objective
 from planner.slo import Slo
 from planner.step_time import StepTime
@@ -373,6 +376,44 @@ def ask_today(logged: EngineConfig, has_priorities: bool, name: str) -> EngineCo
         enable_prefix_caching=caching,
         scheduling_policy="priority" if by_priority and has_priorities else "fcfs",
     )
+
+
+def ask_growth() -> float:
+    """Ask which growth replicas are sized for."""
+    return st.number_input(
+        "Replicas for this multiple of the load",
+        min_value=0.01,
+        max_value=1000.0,
+        value=1.0,
+        step=0.5,
+        format="%g",
+        key="growth",
+        help="1 is the trace as it is; 2 is the same requests twice as fast.",
+        persist_state="session",
+    )
+
+
+def ask_routing() -> Routing:
+    """Ask how requests are dealt to replicas."""
+    names = {
+        Routing.ROUND_ROBIN: "round robin",
+        Routing.LEAST_LOADED: "least loaded (fewest outstanding requests; an estimate)",
+        Routing.PREFIX_AFFINITY: "prefix affinity (needs a trace with prefix hashes)",
+    }
+    return st.selectbox("Routing", list(names), format_func=names.__getitem__, key="routing", persist_state="session")
+
+
+def ask_scheduler() -> str:
+    """Ask where replays run; "" = on this machine."""
+    return st.text_input(
+        "Dask scheduler to replay on",
+        value=os.environ.get(ADDRESS_VARIABLE, ""),
+        placeholder="tcp://HOST:8786; empty: this machine",
+        key="scheduler",
+        help="Started with `dask scheduler`, and `dask worker tcp://HOST:8786` on each machine. The answer "
+        "is the same; large traces take less time.",
+        persist_state="session",
+    ).strip()
 
 
 def _ask_max_model_len(logged: int | None, name: str) -> int | None:

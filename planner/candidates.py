@@ -91,10 +91,21 @@ def violations(summary: Summary, slo: Slo) -> tuple[Rejection, ...]:
         found.append(Rejection(Reason.STALLED, float(waiting), 0.0, "requests"))
     elif summary.is_unstable:
         found.append(Rejection(Reason.UNSTABLE, summary.ttft_growth, UNSTABLE_GROWTH, ""))
-    if summary.itl_at_percentile_s > slo.itl_s:
-        found.append(Rejection(Reason.ITL, summary.itl_at_percentile_s, slo.itl_s, "s", slo.itl_percentile))
-    if slo.worst_gap_s is not None and summary.itl.max_s > slo.worst_gap_s:
-        found.append(Rejection(Reason.WORST_GAP, summary.itl.max_s, slo.worst_gap_s, "s"))
-    if slo.ttft_s is not None and not summary.ttft_at_percentile_s <= slo.ttft_s:
-        found.append(Rejection(Reason.TTFT, summary.ttft_at_percentile_s, slo.ttft_s, "s", slo.ttft_percentile))
+    return (
+        *found,
+        *missed_latencies(summary.itl_at_percentile_s, summary.itl.max_s, summary.ttft_at_percentile_s, slo),
+    )
+
+
+def missed_latencies(
+    itl_at_percentile_s: float, worst_gap_s: float, ttft_at_percentile_s: float, slo: Slo
+) -> tuple[Rejection, ...]:
+    """Every latency target that these values miss, all in seconds; NaN for a gap misses none, for TTFT it does."""
+    found = []
+    if itl_at_percentile_s > slo.itl_s:
+        found.append(Rejection(Reason.ITL, itl_at_percentile_s, slo.itl_s, "s", slo.itl_percentile))
+    if slo.worst_gap_s is not None and worst_gap_s > slo.worst_gap_s:
+        found.append(Rejection(Reason.WORST_GAP, worst_gap_s, slo.worst_gap_s, "s"))
+    if slo.ttft_s is not None and not ttft_at_percentile_s <= slo.ttft_s:
+        found.append(Rejection(Reason.TTFT, ttft_at_percentile_s, slo.ttft_s, "s", slo.ttft_percentile))
     return tuple(found)

@@ -1,19 +1,21 @@
 """How much load a setting carries, and how many replicas a growth needs: by replay, never by formula."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.candidates import Candidate, evaluate
+from planner.candidates import Candidate, Rejection, evaluate, missed_latencies
 from planner.engine_config import EngineConfig
-from planner.search import num_threads
+from planner.executors import somewhere
+from planner.metrics import distribution, itl, ttft_s
+from planner.replay import replay
+from planner.routing import Routing, deal
 from planner.slo import Slo
 from planner.step_time import StepTime
-from traces.requests import PrefixHashes, RequestTrace
+from traces.requests import RequestTrace
 
 MOST_LOAD = 64.0
 """Headroom is not looked for beyond this multiple of the trace's own rate."""
@@ -23,15 +25,10 @@ RELATIVE_WIDTH = 0.02
 """The bracket around the breaking point is narrowed to this share of it."""
 MOST_REPLICAS = 1024
 """More replicas are not looked for."""
-
-
-class Routing(StrEnum):
-    """How requests are dealt to replicas."""
-
-    ROUND_ROBIN = "round_robin"
-    """One after the other."""
-    PREFIX_AFFINITY = "prefix_affinity"
-    """Requests that begin alike go to the same replica; those without prefix hashes in turn."""
+LOADS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5, 2.0, 3.0, 4.0)
+"""Multiples of the trace's rate at which the curve of latency against load is taken."""
+HOUR_S = 3600.0
+"""Width of the windows in which a trace is looked at piece by piece, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,83 @@ class Replicas:
     """None when not even `MOST_REPLICAS` do, or one request alone misses them."""
     by_count: tuple[tuple[int, tuple[Candidate, ...]], ...]
     """(number of replicas, what each of them gave) for every number tried, in order."""
+    share_confirmed: float
+    """Share of the requests that the replay of that number confirms to have gone where the routing sends them, 0–1."""
+    mean_excess: float
+    """How many more outstanding requests than the least loaded replica had theirs, on average over all requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Latency against load."""
+
+    points: tuple[LoadPoint, ...]
+    """By growing load; those in which the queue grows for ever say so, their latencies depend on the trace's length."""
+    knee: LoadPoint | None
+    """The stable point with the most load per second of TTFT at the target's percentile; None when none is stable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One stretch of the trace within one replay of all of it."""
+
+    from_s: float
+    """Seconds since the first arrival."""
+    until_s: float
+    """Seconds since the first arrival; not within."""
+    num_requests: int
+    """Requests that arrive in it."""
+    num_gaps: int
+    """Token gaps that end in it."""
+    itl_at_percentile_s: float
+    """Of those gaps, at the target's percentile, seconds; NaN without any, like the next two."""
+    worst_gap_s: float
+    """The longest of them, seconds."""
+    ttft_at_percentile_s: float
+    """Of those requests, at the target's percentile, seconds."""
+    num_unfinished: int
+    """Requests that have arrived by its end and are not through: the queue and the batch that it leaves behind."""
+    violations: tuple[Rejection, ...]
+    """Targets that are missed in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Everything that is asked about load."""
+
+    headroom: Headroom
+    """Where the targets break."""
+    replicas: Replicas
+    """What a growth needs."""
+    curve: Curve
+    """Latency against load."""
+    windows: tuple[Window, ...]
+    """The trace piece by piece."""
+
+
+def find_capacity(
+    trace: RequestTrace,
+    engine_config: EngineConfig,
+    step_time: StepTime,
+    slo: Slo,
+    *,
+    growth: float = 1.0,
+    routing: Routing = Routing.ROUND_ROBIN,
+    loads: tuple[float, ...] = LOADS,
+    width_s: float = HOUR_S,
+    executor: Executor | None = None,
+    on_point: Callable[[LoadPoint], None] | None = None,
+    cancel: npt.NDArray[np.uint8] | None = None,
+) -> Capacity:
+    """Everything that is asked about load; see the functions of its parts."""
+    asked = (trace, engine_config, step_time, slo)
+    with somewhere(executor) as where:
+        return Capacity(
+            headroom=find_headroom(*asked, on_point=on_point, cancel=cancel),
+            replicas=find_replicas(*asked, growth=growth, routing=routing, executor=where, cancel=cancel),
+            curve=latency_curve(*asked, loads=loads, executor=where, cancel=cancel),
+            windows=by_window(*asked, width_s=width_s, cancel=cancel),
+        )
 
 
 def scale_load(trace: RequestTrace, load: float) -> RequestTrace:
@@ -125,6 +199,7 @@ def find_replicas(
     *,
     growth: float = 1.0,
     routing: Routing = Routing.ROUND_ROBIN,
+    executor: Executor | None = None,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Replicas:
     """The smallest number of replicas under which every replica meets every target at `growth` times the rate.
@@ -133,49 +208,101 @@ def find_replicas(
     """
     scaled = scale_load(trace, growth)
     by_count: dict[int, tuple[Candidate, ...]] = {}
+    excess: dict[int, npt.NDArray[np.int64]] = {}
 
     def meets(num_replicas: int) -> bool:
         if num_replicas not in by_count:
-            parts = split(scaled, num_replicas, routing)
-            by_count[num_replicas] = _evaluate_all(parts, engine_config, step_time, slo, cancel)
+            dealt = deal(scaled, num_replicas, routing, engine_config, step_time, where, cancel)
+            futures = [where.submit(evaluate, p, engine_config, step_time, slo, cancel) for p in dealt.parts if len(p)]
+            by_count[num_replicas] = tuple(future.result() for future in futures)
+            excess[num_replicas] = dealt.excess
         return all(candidate.meets for candidate in by_count[num_replicas])
 
-    low, high = 0, 1
-    while not meets(high) and high < min(MOST_REPLICAS, len(trace)):
-        low, high = high, min(2 * high, MOST_REPLICAS, len(trace))
-    while meets(high) and high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if meets(middle) else (middle, high)
-    return Replicas(high if meets(high) else None, tuple(sorted(by_count.items())))
+    with somewhere(executor) as where:
+        low, high = 0, 1
+        while not meets(high) and high < min(MOST_REPLICAS, len(trace)):
+            low, high = high, min(2 * high, MOST_REPLICAS, len(trace))
+        while meets(high) and high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if meets(middle) else (middle, high)
+        return Replicas(
+            num_replicas=high if meets(high) else None,
+            by_count=tuple(sorted(by_count.items())),
+            share_confirmed=float((excess[high] == 0).mean()),
+            mean_excess=float(excess[high].mean()),
+        )
 
 
-def split(trace: RequestTrace, num_replicas: int, routing: Routing = Routing.ROUND_ROBIN) -> tuple[RequestTrace, ...]:
-    """Deal the requests of a trace to replicas; each keeps its arrival times."""
-    turn = np.arange(len(trace)) % num_replicas
-    hashes = trace.prefix_hashes
-    if routing is Routing.PREFIX_AFFINITY and hashes is not None:
-        has_ids = np.diff(hashes.offsets) > 0
-        turn[has_ids] = hashes.ids[hashes.offsets[:-1][has_ids]] % num_replicas
-    return tuple(_part(trace, np.flatnonzero(turn == replica)) for replica in range(num_replicas))
+def latency_curve(
+    trace: RequestTrace,
+    engine_config: EngineConfig,
+    step_time: StepTime,
+    slo: Slo,
+    *,
+    loads: tuple[float, ...] = LOADS,
+    executor: Executor | None = None,
+    cancel: npt.NDArray[np.uint8] | None = None,
+) -> Curve:
+    """Latencies at multiples of the trace's rate, and the knee: beyond it, waiting grows faster than load.
+
+    Source
+    ------
+    L. Kleinrock, Power and deterministic rules of thumb for probabilistic problems in computer communications,
+    ICC 1979: the knee is where throughput ÷ response time is largest.
+    """
+    with somewhere(executor) as where:
+        futures = [
+            where.submit(evaluate, scale_load(trace, load), engine_config, step_time, slo, cancel)
+            for load in sorted(loads)
+        ]
+        points = tuple(_point(trace, load, f.result()) for load, f in zip(sorted(loads), futures, strict=True))
+    stable = [p for p in points if not p.candidate.summary.is_unstable and p.candidate.summary.ttft_at_percentile_s > 0]
+    knee = max(stable, key=lambda p: p.load / p.candidate.summary.ttft_at_percentile_s, default=None)
+    return Curve(points, knee)
 
 
-def _part(trace: RequestTrace, index: npt.NDArray[np.intp]) -> RequestTrace:
-    """The requests at `index`."""
-    hashes = trace.prefix_hashes
-    if hashes is not None:
-        num_ids = np.diff(hashes.offsets)[index]
-        begins = np.repeat(hashes.offsets[:-1][index] - np.concatenate([[0], np.cumsum(num_ids)[:-1]]), num_ids)
-        ids = hashes.ids[begins + np.arange(len(begins))]
-        hashes = PrefixHashes(ids, np.concatenate([[0], np.cumsum(num_ids)]), hashes.block_tokens)
-    return RequestTrace(
-        arrival_s=trace.arrival_s[index],
-        prompt_tokens=trace.prompt_tokens[index],
-        output_tokens=trace.output_tokens[index],
-        source_row=trace.source_row[index],
-        priority=None if trace.priority is None else trace.priority[index],
-        max_tokens=None if trace.max_tokens is None else trace.max_tokens[index],
-        prefix_hashes=hashes,
-    )
+def by_window(
+    trace: RequestTrace,
+    engine_config: EngineConfig,
+    step_time: StepTime,
+    slo: Slo,
+    *,
+    width_s: float = HOUR_S,
+    cancel: npt.NDArray[np.uint8] | None = None,
+) -> tuple[Window, ...]:
+    """One replay of the whole trace, looked at piece by piece: which hour breaks a target, and what it leaves behind.
+
+    A gap belongs to the window in which it ends, a TTFT to the one in which its request arrives. The last window lasts
+    until the replay ends.
+    """
+    run = replay(trace, engine_config, step_time, cancel=cancel)
+    waits_s = ttft_s(run)
+    end_s = np.where(run.never_runs, run.arrival_s, np.where(run.is_finished, run.last_token_s, np.inf))
+    num_windows = int(trace.span_s // width_s) + 1
+    found = []
+    for k in range(num_windows):
+        from_s = k * width_s
+        until_s = (k + 1) * width_s if k < num_windows - 1 else max(run.end_s, trace.span_s) + 1e-9
+        arrives = (run.arrival_s >= from_s) & (run.arrival_s < until_s)
+        gaps = itl(run, (round(from_s * 1e9), round(until_s * 1e9)))
+        gap_s, wait_s = gaps.percentile(slo.itl_percentile), distribution(waits_s[arrives])
+        worst_s = float(gaps.value_s[-1]) if gaps.num else float("nan")
+        first_s = wait_s.percentile(slo.ttft_percentile)
+        runs = bool((arrives & ~run.never_runs).any())
+        found.append(
+            Window(
+                from_s=from_s,
+                until_s=until_s,
+                num_requests=int(arrives.sum()),
+                num_gaps=gaps.num,
+                itl_at_percentile_s=gap_s,
+                worst_gap_s=worst_s,
+                ttft_at_percentile_s=first_s,
+                num_unfinished=int(((run.arrival_s < until_s) & (end_s >= until_s)).sum()),
+                violations=missed_latencies(gap_s, worst_s, first_s if runs else 0.0, slo),
+            )
+        )
+    return tuple(found)
 
 
 def _bracket(meets: Callable[[float], bool]) -> tuple[float | None, float | None]:
@@ -188,19 +315,6 @@ def _bracket(meets: Callable[[float], bool]) -> tuple[float | None, float | None
     while load > LEAST_LOAD and not meets(load / 2):
         load /= 2
     return (None, load) if load <= LEAST_LOAD else (load / 2, load)
-
-
-def _evaluate_all(
-    parts: tuple[RequestTrace, ...],
-    engine_config: EngineConfig,
-    step_time: StepTime,
-    slo: Slo,
-    cancel: npt.NDArray[np.uint8] | None,
-) -> tuple[Candidate, ...]:
-    """Every replica by itself, in threads."""
-    with ThreadPoolExecutor(num_threads()) as threads:
-        futures = [threads.submit(evaluate, part, engine_config, step_time, slo, cancel) for part in parts if len(part)]
-        return tuple(future.result() for future in futures)
 
 
 def _point(trace: RequestTrace, load: float, candidate: Candidate) -> LoadPoint:

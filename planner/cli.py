@@ -7,6 +7,7 @@ Results go to standard output, progress and messages to standard error. Exit cod
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -20,10 +21,11 @@ from planner import experiments
 from planner.align import Alignment, align_whole, alignment_sentence, difference_sentence
 from planner.calibrate import fit_step_time
 from planner.candidates import Candidate
-from planner.capacity import LoadPoint, Routing, find_headroom, find_replicas
+from planner.capacity import HOUR_S, LOADS, LoadPoint, find_capacity
 from planner.command import MODEL, MODEL_NAME, serve_command
 from planner.engine_config import DRAFTERS, GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
 from planner.errors import BadPlan
+from planner.executors import ADDRESS_VARIABLE, executor_at
 from planner.export import bench_command, config_yaml, container_args, head, helm_values, timed_trace
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.report import inside_report, report_document, report_lines
@@ -33,12 +35,14 @@ from planner.metrics import Spread, Summary, summarise
 from planner.plan_comparison import Row, compare_plans, inputs_sentence, value_in_words
 from planner.plan_file import SavedPlan, open_plan, save_plan, trace_origin, write_plan
 from planner.replay import Replay, replay, warm_up
+from planner.routing import Routing
 from planner.search import Objective, Recommendation, recommend
 from planner.slo import Slo
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model, step_time_of, write_model
 from planner.verdict import (
     binding_constraint,
     capacity_sentence,
+    curve_sentence,
     no_op_flags,
     not_simulated,
     rejection_sentence,
@@ -47,6 +51,7 @@ from planner.verdict import (
     slo_sentence,
     unseen_prefixes,
     verdict,
+    windows_sentence,
 )
 from traces.answers import ReadAnswers
 from traces.errors import InputError
@@ -208,15 +213,17 @@ def run_plan(arguments: argparse.Namespace) -> int:
     today = _config(arguments, known)
     _say_unseen_prefixes(trace, today)
     warm_up()
-    plan = recommend(
-        trace,
-        model,
-        today,
-        slo,
-        default_flags=default_flags(arguments.gpu_memory_gib),
-        objective=Objective(arguments.objective),
-        on_progress=_show_progress,
-    )
+    with executor_at(arguments.dask_scheduler) as executor:
+        plan = recommend(
+            trace,
+            model,
+            today,
+            slo,
+            default_flags=default_flags(arguments.gpu_memory_gib),
+            objective=Objective(arguments.objective),
+            executor=executor,
+            on_progress=_show_progress,
+        )
     print(file=sys.stderr)
     document = write_plan(save_plan(plan, trace, model, answers=_answers(arguments)))
     if arguments.output:
@@ -307,8 +314,20 @@ def run_capacity(arguments: argparse.Namespace) -> int:
     _say_unseen_prefixes(trace, config)
     warm_up()
     step_time = step_time_of(model)
-    headroom = find_headroom(trace, config, step_time, slo, on_point=_show_point)
-    replicas = find_replicas(trace, config, step_time, slo, growth=arguments.growth, routing=Routing(arguments.routing))
+    with executor_at(arguments.dask_scheduler) as executor:
+        found = find_capacity(
+            trace,
+            config,
+            step_time,
+            slo,
+            growth=arguments.growth,
+            routing=Routing(arguments.routing),
+            loads=tuple(arguments.loads),
+            width_s=arguments.window_s,
+            executor=executor,
+            on_point=_show_point,
+        )
+    headroom, replicas, curve = found.headroom, found.replicas, found.curve
     document = {
         "met_load": headroom.met.load if headroom.met else None,
         "missed_load": headroom.missed.load if headroom.missed else None,
@@ -316,6 +335,10 @@ def run_capacity(arguments: argparse.Namespace) -> int:
         "growth": arguments.growth,
         "routing": arguments.routing,
         "replicas": replicas.num_replicas,
+        "routing_confirmed": {"share": replicas.share_confirmed, "mean_excess": replicas.mean_excess},
+        "curve": [_load_point(point) for point in curve.points],
+        "knee_load": curve.knee.load if curve.knee else None,
+        "windows": found.windows,
         "flags": asdict(config),
         "trace": trace_origin(trace, answers=_answers(arguments)),
         "simulated": {"vllm": VLLM_VERSION, "rules": rules_in_force(config)},
@@ -324,6 +347,16 @@ def run_capacity(arguments: argparse.Namespace) -> int:
         _print_json(document)
     else:
         print(capacity_sentence(headroom, replicas, arguments.growth))
+        print(curve_sentence(curve))
+        for point in curve.points:
+            summary = point.candidate.summary
+            print(
+                f"  {point.load:5.3g} times  {point.requests_per_s:8.3g} requests/s  "
+                f"ITL p{100 * slo.itl_percentile:g} {seconds(summary.itl_at_percentile_s):>8}  "
+                f"TTFT p{100 * slo.ttft_percentile:g} {seconds(summary.ttft_at_percentile_s):>8}"
+                + ("  unstable, these depend on the length of the trace" if summary.is_unstable else "")
+            )
+        print(windows_sentence(found.windows))
     return OK if replicas.num_replicas is not None else NOT_MET
 
 
@@ -373,6 +406,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_options(plan)
     _add_flag_options(plan)
     _add_target_options(plan)
+    _add_scheduler_option(plan)
     plan.add_argument("-o", "--output", help="write the plan here, as JSON")
     plan.set_defaults(run=run_plan)
 
@@ -401,6 +435,13 @@ def _parser() -> argparse.ArgumentParser:
     capacity.add_argument(
         "--growth", type=_number, default=1.0, help="multiple of the trace's rate to size replicas for"
     )
+    capacity.add_argument(
+        "--loads", type=_number, nargs="+", default=LOADS, help="multiples of the trace's rate for the curve"
+    )
+    capacity.add_argument(
+        "--window-s", type=_number, default=HOUR_S, help="width of the stretches that are judged one by one"
+    )
+    _add_scheduler_option(capacity)
     capacity.add_argument("--routing", choices=[r.value for r in Routing], default=Routing.ROUND_ROBIN.value)
     capacity.set_defaults(run=run_capacity)
 
@@ -451,6 +492,16 @@ def _add_target_options(parser: argparse.ArgumentParser) -> None:
         type=_number,
         default=80.0,
         help=f"device memory, decides vLLM's default flags ({'; '.join(tier.label for tier in GPU_TIERS)})",
+    )
+
+
+def _add_scheduler_option(parser: argparse.ArgumentParser) -> None:
+    """Where replays run."""
+    parser.add_argument(
+        "--dask-scheduler",
+        metavar="tcp://HOST:8786",
+        default=os.environ.get(ADDRESS_VARIABLE, ""),
+        help=f"replay on this Dask cluster (default: what {ADDRESS_VARIABLE} says; without one, on this machine)",
     )
 
 
@@ -578,7 +629,9 @@ def _config(arguments: argparse.Namespace, known: EngineConfig) -> EngineConfig:
 
 def _slo(arguments: argparse.Namespace) -> Slo:
     """The targets given on the command line."""
-    for name in ("itl_ms", "worst_gap_ms", "ttft_ms", "growth"):
+    if min(getattr(arguments, "loads", LOADS)) <= 0:
+        raise BadPlan("command line", "--loads must be above 0")
+    for name in ("itl_ms", "worst_gap_ms", "ttft_ms", "growth", "window_s"):
         value = getattr(arguments, name, None)
         if value is not None and not value > 0:
             raise BadPlan("command line", f"--{name.replace('_', '-')} is {value:g}; it must be above 0")

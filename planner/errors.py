@@ -3,7 +3,8 @@
 traces.errors.InputError
 ├── BadFlags               flags that vLLM refuses, with vLLM's reason
 ├── UnfitStepLog           the log cannot determine d or p; says what to record next
-└── BadPlan                a model or plan file, or targets, that cannot be used
+├── BadPlan                a model or plan file, or targets, that cannot be used
+└── NoCluster              a Dask cluster that cannot be used
 
 Cancelled is not a fault: the user stopped a long piece of work.
 """
@@ -21,6 +22,10 @@ class UnfitStepLog(BadData):
 
 class BadPlan(InputError):
     """Targets, a model file or a plan file that cannot be used."""
+
+
+class NoCluster(InputError):
+    """There is no usable Dask cluster where one was said to be."""
 
 
 class Cancelled(Exception):

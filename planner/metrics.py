@@ -11,6 +11,8 @@ from planner import kernel
 from planner.engine_config import DRAFTERS
 from planner.replay import Replay
 
+EVER = (0, 1 << 62)
+"""The window that takes in everything, nanoseconds."""
 UNSTABLE_GROWTH = 0.05
 """`ttft_growth` above this is called unstable."""
 MIN_REQUESTS_TO_JUDGE_STABILITY = 100
@@ -66,17 +68,25 @@ def pooled(parts: Sequence[Distribution]) -> Distribution:
     return Distribution(value_s, count.astype(np.int64))
 
 
-def itl(run: Replay) -> Distribution:
+def itl(run: Replay, window_ns: tuple[int, int] = EVER) -> Distribution:
     """Inter-token latency: every gap between consecutive tokens of one request, pooled over all requests.
 
     Tokens of neighbouring steps are apart by the difference of the two steps' ends; those gaps are counted per
     step. The others (after a preemption, a step without budget, an idle engine) are listed one by one.
+
+    Parameters
+    ----------
+    run : Replay
+    window_ns : (int, int)
+        Only gaps that end from the first up to, not including, the second, nanoseconds.
     """
     end_ns = run.steps["end_ns"]
+    is_inside = (end_ns >= window_ns[0]) & (end_ns < window_ns[1])
     regular_ns = np.diff(end_ns, prepend=0)
-    has_gaps = run.steps["num_gaps"] > 0
-    gap_ns = np.concatenate([regular_ns[has_gaps], run.gaps["gap_ns"]])
-    weight = np.concatenate([run.steps["num_gaps"][has_gaps], np.ones(len(run.gaps), np.int64)])
+    has_gaps = (run.steps["num_gaps"] > 0) & is_inside
+    listed = run.gaps[is_inside[run.gaps["step"]]]
+    gap_ns = np.concatenate([regular_ns[has_gaps], listed["gap_ns"]])
+    weight = np.concatenate([run.steps["num_gaps"][has_gaps], np.ones(len(listed), np.int64)])
     order = np.argsort(gap_ns)
     gap_ns, weight = gap_ns[order], weight[order]
     first = np.flatnonzero(np.diff(gap_ns, prepend=-1))

@@ -1,8 +1,7 @@
 """Choosing flags: which settings meet the targets, which of them is best, and why the others lost."""
 
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
@@ -12,6 +11,8 @@ import numpy.typing as npt
 
 from planner.candidates import Candidate, Reason, Rejection, evaluate
 from planner.engine_config import EngineConfig, changed_flags, flag_faults
+from planner.errors import Cancelled
+from planner.executors import somewhere
 from planner.kernel import step_ns
 from planner.replay import Replay, replay, requests_that_never_run
 from planner.slo import Slo
@@ -20,6 +21,8 @@ from traces.requests import RequestTrace
 
 HOPELESS_LOAD = 1.1
 """Offered load above which the search does not go through every setting."""
+LOOK_S = 0.2
+"""How long the search waits before it looks whether it was cancelled."""
 NUM_DRAWS = 20
 """Draws of the coefficients under which the winner is judged again."""
 SEARCHED = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
@@ -140,8 +143,8 @@ def recommend(
     """
     step_time = step_time_of(model)
     covered = None if isinstance(model, StepTime) else model.covered
-    with ThreadPoolExecutor(num_threads()) as threads:
-        replays = _Replays(trace, step_time, slo, executor or threads, on_progress, cancel)
+    with somewhere(executor) as where:
+        replays = _Replays(trace, step_time, slo, where, on_progress, cancel)
         now = replays.run([today])[0]
         num_seqs = now.summary.mean_decodes if now.summary.num_gaps else 1.0
         kv_tokens = now.summary.mean_kv_decode_tokens if now.summary.num_gaps else 0.0
@@ -296,11 +299,6 @@ def in_order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     return tuple(sorted(candidates, key=lambda c: _order(c.engine_config)))
 
 
-def num_threads() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _most_efficient(space: SearchSpace) -> SearchSpace:
     """The largest budgets and seats, no threshold: what loses least to fixed costs."""
     return SearchSpace(space.max_num_batched_tokens[-2:], space.max_num_seqs[-1:], (0,))
@@ -359,17 +357,29 @@ class _Replays:
         futures = {
             self.executor.submit(evaluate, self.trace, c, self.step_time, self.slo, self.cancel): c for c in configs
         }
+        for future in self.as_completed(list(futures)):
+            self.known[futures[future]] = future.result()
+            self.num_done += 1
+            if self.on_progress is not None:
+                self.on_progress(self.num_done, self.num_planned, future.result())
+        return [self.known[c] for c in configs]
+
+    def as_completed(self, futures: list[Future[Candidate]]) -> Iterator[Future[Candidate]]:
+        """Each replay as it comes to its end; those that were not begun are given up when one fails, or on `cancel`.
+
+        A replay of this process looks at `cancel` itself; one on another machine cannot.
+        """
         try:
-            for future in as_completed(futures):
-                self.known[futures[future]] = future.result()
-                self.num_done += 1
-                if self.on_progress is not None:
-                    self.on_progress(self.num_done, self.num_planned, future.result())
+            pending = set(futures)
+            while pending:
+                done, pending = wait(pending, LOOK_S, FIRST_COMPLETED)
+                yield from done
+                if self.cancel is not None and self.cancel[0]:
+                    raise Cancelled
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
-        return [self.known[c] for c in configs]
 
     def run_all(self, configs: list[EngineConfig]) -> None:
         """Replay the settings, most seats first; those that cannot differ from a known one share its result."""
@@ -422,7 +432,7 @@ class _Replays:
             )
             for draw in draws
         ]
-        return sum(future.result().meets for future in futures) / len(futures)
+        return sum(future.result().meets for future in self.as_completed(futures)) / len(futures)
 
 
 def _rank(candidate: Candidate, objective: Objective, today: EngineConfig) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from planner.candidates import Candidate, Reason, Rejection
-from planner.capacity import Headroom, Replicas
+from planner.capacity import Curve, Headroom, Replicas, Window
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.search import Objective, Recommendation
 from planner.slo import Slo
@@ -111,7 +111,10 @@ def rejection_sentence(rejection: Rejection) -> str:
     }[rejection.reason]
     if rejection.unit == "tokens/s":
         return f"{what} {rejection.measured:,.0f} tokens/s against {rejection.limit:,.0f}"
-    return f"{what} {seconds(rejection.measured)} against {seconds(rejection.limit)}"
+    measured, limit = seconds(rejection.measured), seconds(rejection.limit)
+    if measured == limit and rejection.measured != rejection.limit:
+        measured = f"{1e3 * rejection.measured:.6g} ms"  # three digits would not show that it is above
+    return f"{what} {measured} against {limit}"
 
 
 def binding_constraint(plan: Recommendation) -> str:
@@ -171,7 +174,38 @@ def capacity_sentence(headroom: Headroom, replicas: Replicas, growth: float) -> 
     if replicas.num_replicas is None:
         return f"{said} No number of replicas that was tried meets them at {growth:g} times this load."
     noun = "replica meets" if replicas.num_replicas == 1 else "replicas meet"
-    return f"{said} At {growth:g} times this load, {replicas.num_replicas:,} {noun} them."
+    said += f" At {growth:g} times this load, {replicas.num_replicas:,} {noun} them."
+    if replicas.share_confirmed < 1.0:
+        said += (
+            f" The routing is an estimate: {100 * replicas.share_confirmed:.3g} % of the requests went where the "
+            f"replay had the fewest outstanding; over all, {replicas.mean_excess:.2g} more than that on average."
+        )
+    return said
+
+
+def curve_sentence(curve: Curve) -> str:
+    """Where waiting begins to grow faster than load, and from where on nothing can be promised."""
+    if curve.knee is None:
+        return "The queue grows for ever at every load that was tried: unstable."
+    wait_s = curve.knee.candidate.summary.ttft_at_percentile_s
+    said = f"The knee lies near {curve.knee.load:.3g} times this load: beyond it TTFT ({seconds(wait_s)} there) grows "
+    unstable = [point.load for point in curve.points if point.candidate.summary.is_unstable]
+    if unstable:
+        return f"{said}faster than load. Unstable from {min(unstable):.3g} times this load on."
+    return f"{said}faster than load."
+
+
+def windows_sentence(windows: tuple[Window, ...]) -> str:
+    """Which stretch of the trace breaks a target, the worst first."""
+    broken = [window for window in windows if window.violations]
+    if not broken:
+        return "Every stretch of the trace meets the targets."
+    worst = max(broken, key=lambda w: max(v.measured / v.limit if v.limit else 1.0 for v in w.violations))
+    reasons = "; ".join(rejection_sentence(violation) for violation in worst.violations)
+    return (
+        f"{len(broken):,} of {len(windows):,} stretches miss a target, worst {seconds(worst.from_s)} to "
+        f"{seconds(worst.until_s)} after the first arrival: {reasons}."
+    )
 
 
 def slo_sentence(slo: Slo, objective: Objective) -> str:

@@ -36,6 +36,8 @@ class Quantity:
 
 ITL = Quantity("Token gap (ITL), pooled over requests", "ms", MS_PER_S)
 TTFT = Quantity("TTFT, queueing included", "ms", MS_PER_S)
+LATENCY = Quantity("Latency", "ms", MS_PER_S)
+LOAD = Quantity("Load", "times this trace's rate")
 STEP_TIME = Quantity("Step time", "ms", MS_PER_S)
 MEASURED_STEP = Quantity("Measured step time", "ms", MS_PER_S)
 PREDICTED_STEP = Quantity("Predicted step time", "ms", MS_PER_S)

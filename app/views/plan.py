@@ -33,6 +33,7 @@ with gpu:
     default_flags = widgets.ask_default_flags(logged, name)
 with st.expander("Today's flags and what is fixed", expanded=session.job is None):
     today = widgets.ask_today(logged, trace.priority is not None, name)
+    scheduler = widgets.ask_scheduler()
 faults = flag_faults(today)
 for fault in faults:
     st.error(f"vLLM would not start: {fault}.", icon=":material/error:")
@@ -54,7 +55,7 @@ if inputs != session.inputs:
 is_going = session.job is not None and session.job.is_going
 wanted = st.button("Plan", type="primary", icon=":material/play_arrow:", disabled=bool(faults) or is_going)
 if (wanted or session.wants_plan) and not faults and not is_going:
-    session.start_plan(inputs, trace, model)
+    session.start_plan(inputs, trace, model, scheduler)
     st.rerun()
 
 
@@ -75,6 +76,9 @@ if session.job is not None and session.job.status is Status.CANCELLED:
     st.warning("Cancelled.", icon=":material/cancel:")
 elif session.job is not None and session.job.status is Status.FAILED:
     st.error(frames.literal(session.job.fault), icon=":material/error:")
+    if session.job.scheduler and st.button("Plan on this machine instead", icon=":material/computer:"):
+        session.start_plan(inputs, trace, model)
+        st.rerun()
 if session.finished is not None:
     panels.show_stale(session.finished.inputs, inputs)
     answer.show_answer(session.finished)

@@ -118,3 +118,8 @@ def test_a_file_holds_the_steps_around_the_moment(
         assert not document["otherData"]["window_was_cut"]
     assert window_s[1] == pytest.approx(run.end_s)
     assert compute.file_window(run, (20.0, 20.1), 0.0) == ((20.0, 20.1), 0)
+
+
+@pytest.mark.parametrize(("span_s", "width_s"), [(0.0, 1.0), (600.0, 60.0), (3600.0, 300.0), (86_400.0, 3600.0)])
+def test_a_trace_is_judged_in_at_most_a_day_of_pieces(span_s: float, width_s: float) -> None:
+    assert compute.window_width_s(span_s) == width_s

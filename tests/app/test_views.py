@@ -96,6 +96,22 @@ def test_one_click_leads_to_a_verdict(example: AppTest) -> None:
     assert f"{len(example.dataframe[0].value) + 1} settings tried" in words(example)
 
 
+def test_load_is_answered_when_it_is_asked_for(example: AppTest) -> None:
+    shown(example, "plan")
+    assert "The targets hold up to" not in words(example)
+    press(example, "Find out")
+    assert not example.exception
+    text = words(example)
+    assert "The targets hold up to" in text
+    assert "At 1 times this load, 1 replica meets them" in text
+    assert "The knee lies near" in text
+    assert len(example.get("plotly_chart")) == 5
+    example.number_input(key="growth").set_value(2.0).run()
+    assert "The targets hold up to" not in words(example), "another question, not asked yet"
+    example.number_input(key="growth").set_value(1.0).run()
+    assert "The targets hold up to" in words(example)
+
+
 def test_the_strip_says_what_the_numbers_stand_on(example: AppTest) -> None:
     for page in ("trace", "calibration", "plan", "inspect", "export"):
         text = words(shown(example, page))
@@ -460,6 +476,19 @@ def test_a_refused_flag_is_said_before_planning(example: AppTest) -> None:
     budget.set_value(100).run()
     assert "vLLM would not start: max_num_batched_tokens (100) is smaller than max_num_seqs (256)" in words(test)
     assert next(button for button in test.button if button.label == "Plan").disabled
+
+
+def test_a_cluster_that_does_not_answer_is_said_and_this_machine_offered() -> None:
+    test = opened("calibration")
+    test.segmented_control[0].set_value("By hand").run()
+    press(test, "Use these coefficients")
+    upload(shown(test, "trace"), "named.csv", NO_UNIT.replace(b"arrival_time", b"arrival_ms"))
+    shown(test, "plan").text_input(key="scheduler").set_value("tcp://127.0.0.1:1").run()
+    test.number_input(key="itl_ms").set_value(43.0).run()
+    planned(press(test, "Plan"))
+    assert "no Dask scheduler answers there" in words(test)
+    planned(press(test, "Plan on this machine instead"))
+    assert test.success[0].value.startswith("**Met: p99 token gap")
 
 
 def test_cancel_keeps_the_last_result() -> None:

@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from traces_by_hand import chat_trace
+from traces_by_hand import chat_trace, trace_of
 
-from planner.capacity import RELATIVE_WIDTH, Routing, find_headroom, find_replicas, scale_load, split
+from planner.candidates import Reason
+from planner.capacity import RELATIVE_WIDTH, by_window, find_headroom, find_replicas, latency_curve, scale_load
 from planner.engine_config import EngineConfig
+from planner.metrics import summarise
+from planner.replay import replay
+from planner.routing import Routing
 from planner.slo import Slo
 from planner.step_time import StepTime
-from traces.requests import PrefixHashes
 
 STEP_TIME = StepTime(8_000_000, 60_000, 60_000)
 CONFIG = EngineConfig(max_num_batched_tokens=1024, max_num_seqs=64, num_gpu_blocks=4001)
@@ -55,28 +58,60 @@ def test_no_number_of_replicas_helps_a_target_below_a_decode_step():
     assert find_replicas(chat_trace(20), CONFIG, STEP_TIME, Slo(itl_s=0.001)).num_replicas is None
 
 
-def test_every_request_goes_to_one_replica():
-    trace = chat_trace(60)
-    ids = np.repeat(np.arange(60) % 7, 2)
-    trace = replace_hashes(trace, PrefixHashes(ids, np.arange(0, 121, 2), 16))
-    for routing in Routing:
-        parts = split(trace, 4, routing)
-        rows = np.concatenate([part.source_row for part in parts])
-        assert sorted(rows.tolist()) == list(range(60))
-        for part in parts:
-            hashes = part.prefix_hashes
-            assert hashes.ids.tolist() == np.repeat(part.source_row % 7, 2).tolist()
-    for part in split(trace, 4, Routing.PREFIX_AFFINITY):
-        assert {row % 7 % 4 for row in part.source_row.tolist()} <= {part.source_row[0] % 7 % 4}
-
-
-def replace_hashes(trace, hashes):
-    fields = {name: getattr(trace, name) for name in ("arrival_s", "prompt_tokens", "output_tokens", "source_row")}
-    return type(trace)(**fields, prefix_hashes=hashes)
-
-
 def test_seats_are_a_limit_as_well():
     trace = chat_trace(300, rate_rps=6.0)
     few = find_headroom(trace, replace(CONFIG, max_num_seqs=2), STEP_TIME, SLO)
     many = find_headroom(trace, CONFIG, STEP_TIME, SLO)
     assert (few.met.load if few.met else 0) < many.met.load
+
+
+def test_least_loaded_replicas_need_no_more_than_round_robin():
+    """A long prompt now and then holds one replica up; who goes by load does not queue behind it."""
+    trace = chat_trace(400, rate_rps=12.0)
+    by_turn = find_replicas(trace, CONFIG, STEP_TIME, SLO)
+    by_load = find_replicas(trace, CONFIG, STEP_TIME, SLO, routing=Routing.LEAST_LOADED)
+    assert (by_turn.share_confirmed, by_turn.mean_excess) == (1.0, 0.0)
+    assert by_load.share_confirmed > 0.7
+    assert by_load.mean_excess < 1.0
+    assert 1 < by_load.num_replicas <= by_turn.num_replicas
+
+
+def test_the_curve_rises_to_the_unstable_and_has_its_knee_before():
+    trace = chat_trace(400, rate_rps=4.0)
+    curve = latency_curve(trace, CONFIG, STEP_TIME, SLO, loads=(8.0, 0.5, 1.0, 1.5, 2.0))
+    assert [point.load for point in curve.points] == [0.5, 1.0, 1.5, 2.0, 8.0]
+    waits_s = [point.candidate.summary.ttft_at_percentile_s for point in curve.points]
+    assert waits_s == sorted(waits_s)
+    assert curve.points[-1].candidate.summary.is_unstable
+    stable = [point for point in curve.points if not point.candidate.summary.is_unstable]
+    power = {point.load: point.load / point.candidate.summary.ttft_at_percentile_s for point in stable}
+    assert curve.knee.load == max(power, key=power.get)
+
+
+def test_an_overloaded_trace_has_no_knee():
+    curve = latency_curve(chat_trace(400, rate_rps=60.0), CONFIG, STEP_TIME, SLO, loads=(1.0, 2.0))
+    assert curve.knee is None
+
+
+def test_windows_say_which_stretch_breaks_and_sum_to_the_whole():
+    """Quiet, then a burst of long prompts in the second window, then quiet again."""
+    quiet = [(float(second), 100, 20) for second in range(300)]
+    burst = [(120.0 + 0.1 * k, 12_000, 20) for k in range(20)]
+    trace = trace_of(*sorted(quiet + burst))
+    windows = by_window(trace, CONFIG, STEP_TIME, SLO, width_s=100.0)
+    assert [(window.from_s, window.num_requests) for window in windows] == [(0.0, 100), (100.0, 120), (200.0, 100)]
+    assert [bool(window.violations) for window in windows] == [False, True, False]
+    assert windows[1].violations[-1].reason is Reason.TTFT
+    assert windows[-1].num_unfinished == 0
+    whole = summarise(replay(trace, CONFIG, STEP_TIME), SLO.itl_s)
+    assert sum(window.num_gaps for window in windows) == whole.num_gaps
+    assert max(window.worst_gap_s for window in windows) == whole.itl.max_s
+
+
+def test_a_window_says_what_it_leaves_behind():
+    trace = trace_of((0.0, 100, 5), (9.9, 50_000, 5), (25.0, 100, 5))
+    first, second, third = by_window(trace, CONFIG, STEP_TIME, SLO, width_s=10.0)
+    assert (first.num_unfinished, second.num_unfinished, third.num_unfinished) == (1, 0, 0)
+    assert second.num_requests == 0
+    assert np.isnan(second.ttft_at_percentile_s)
+    assert second.violations == ()

@@ -125,6 +125,9 @@ def test_a_target_that_no_setting_meets_ends_with_3(capsys, trace_file, tmp_path
         (["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--gpu-memory-gib", "-1"], "not be negative"),
         (["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "-o", "absent/plan.json"], "folder does not exist"),
         (["capacity", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--growth", "-1"], "must be above 0"),
+        (["capacity", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--loads", "1", "0"], "--loads must be above 0"),
+        (["capacity", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--window-s", "0"], "--window-s is 0"),
+        (["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--dask-scheduler", "nonsense"], "no Dask scheduler"),
         (["inspect", "{trace}", "--request", "151"], "no such data row"),
         (["inspect", "{trace}", "--window", "5", "1"], "the first before the second"),
     ],
@@ -212,6 +215,14 @@ def test_capacity_says_where_it_breaks(capsys, trace_file, tmp_path):
     assert "load 1: met" in err
     code, out, _ = run(capsys, *given)
     assert f"At 4 times this load, {document['replicas']} replicas meet them." in out
+    assert "The knee lies near" in out
+    assert [point["load"] for point in document["curve"]] == sorted(point["load"] for point in document["curve"])
+    assert sum(window["num_requests"] for window in document["windows"]) == 150
+    code, out, _ = run(capsys, *given, "--routing", "least_loaded", "--loads", 1, "--window-s", 5, "--json")
+    document = json.loads(out)
+    assert 0 < document["routing_confirmed"]["share"] <= 1
+    assert len(document["curve"]) == 1
+    assert len(document["windows"]) > 2
 
 
 @pytest.mark.cases

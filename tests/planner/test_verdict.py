@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 from traces_by_hand import chat_trace
 
+from planner.candidates import Reason, Rejection
 from planner.engine_config import EngineConfig
 from planner.search import Objective, SearchSpace, recommend
 from planner.slo import Slo
 from planner.step_time import StepTime
-from planner.verdict import binding_constraint, no_op_flags, seconds, slo_sentence, verdict
+from planner.verdict import binding_constraint, no_op_flags, rejection_sentence, seconds, slo_sentence, verdict
 
 TODAY = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=64, num_gpu_blocks=4001)
 SPACE = SearchSpace((512, 1024, 2048, 8192), (64,), (0,))
@@ -104,3 +105,8 @@ def test_targets_in_a_sentence():
 )  # fmt: skip
 def test_durations_have_three_digits_at_most(value_s, text):
     assert seconds(value_s) == text
+
+
+def test_a_value_just_above_its_limit_is_not_rounded_onto_it():
+    rejection = Rejection(Reason.ITL, 0.0800421, 0.08, "s", 0.99)
+    assert rejection_sentence(rejection) == "p99 token gap 80.0421 ms against 80 ms"

@@ -38,12 +38,17 @@ class StepTime(NamedTuple):
     """Per draft token verified, nanoseconds; given by hand, not fitted."""
     per_kv_prefill_token_ns: float = 0.0
     """Per token of context that prefilling requests had before their chunk, nanoseconds."""
-    per_prefill_token_beyond_128_ns: float = 0.0
-    """Per prefill token of the step beyond 128, on top of the others, nanoseconds; like the next two."""
-    per_prefill_token_beyond_256_ns: float = 0.0
+    per_token_beyond_128_ns: float = 0.0
+    """Per token (prefill tokens, and one of each request) beyond 128 in a step with prefill, on top of the others,
+    nanoseconds; like the next two."""
+    per_token_beyond_256_ns: float = 0.0
     """Beyond 256."""
-    per_prefill_token_beyond_512_ns: float = 0.0
+    per_token_beyond_512_ns: float = 0.0
     """Beyond 512."""
+    per_seq_beyond_128_ns: float = 0.0
+    """Per request beyond 128 in a decode-only step, on top of the others, nanoseconds."""
+    per_padding_seq_ns: float = 0.0
+    """Per place that stays empty when a decode-only step is padded up to a captured CUDA graph, nanoseconds."""
 
 
 TERMS = tuple(name.removesuffix("_ns") for name in StepTime._fields if name != "per_draft_token_ns")

@@ -319,6 +319,7 @@ def _result(log: StepLog, steps: Steps, kept: Bools, beta: Floats, chosen: Colum
         notices=(),
         source=_source(log),
         digest=log.digest,
+        facts=log.facts,
     )
 
 

@@ -207,7 +207,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(document)
     else:
-        _print_plan(plan, today if arguments.steps else None)
+        is_stated = not isinstance(model, StepTime) and model.facts != ServerFacts()
+        _print_plan(plan, today if is_stated else None)
     return OK if plan.best is not None else NOT_MET
 
 
@@ -455,11 +456,15 @@ def _model(
     if not arguments.model and arguments.base_ms is None:
         raise BadPlan("command line", "a plan needs --steps STEPLOG, --model M.json, or --base-ms and its companions")
     step_time = _step_time(arguments)
-    said = (
-        f"Today's flags are those given here, and vLLM's defaults for {arguments.gpu_memory_gib:g} GiB; a log has them."
-    )
-    print(said, file=sys.stderr)
-    return (_saved_model(arguments.model) if arguments.model else step_time), flags_from_facts(ServerFacts(), usual)
+    model = _saved_model(arguments.model) if arguments.model else step_time
+    facts = ServerFacts() if isinstance(model, StepTime) else model.facts
+    if facts == ServerFacts():
+        print(
+            f"Today's flags are those given here, and vLLM's defaults for {arguments.gpu_memory_gib:g} GiB; a log has "
+            "them.",
+            file=sys.stderr,
+        )
+    return model, flags_from_facts(facts, usual)
 
 
 def _saved_model(path: str) -> SavedModel:

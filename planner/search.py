@@ -116,7 +116,7 @@ def recommend(
     ----------
     trace : RequestTrace
     model : StepTimeFit, SavedModel or StepTime
-        A fit brings its covered range and its uncertainty along, a saved one the range, bare coefficients neither.
+        A fit, also a saved one, brings its covered range and its uncertainty along, bare coefficients neither.
     today : EngineConfig
         What is fixed (KV blocks, admission rules, …) together with the three flags in use now.
     slo : Slo
@@ -407,7 +407,7 @@ class _Replays:
 
     def probability_met(self, model: StepTimeFit | SavedModel | StepTime, best: Candidate) -> float | None:
         """Share of joint draws of the coefficients under which `best` still meets every target."""
-        if not isinstance(model, StepTimeFit) or len(model.draws) == 0:
+        if isinstance(model, StepTime) or len(model.draws) == 0:
             return None
         draws = model.draws[np.linspace(0, len(model.draws) - 1, NUM_DRAWS).astype(int)]
         futures = [

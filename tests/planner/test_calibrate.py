@@ -387,10 +387,16 @@ def test_times_that_do_not_know_of_prefill():
 
 
 def test_a_model_file_gives_back_what_the_plan_stands_on():
-    fit = fit_step_time(synthetic_log(WITH_KV))
+    facts = ServerFacts(vllm_version="0.32.0", max_num_seqs=48, async_scheduling=False)
+    fit = fit_step_time(replace(synthetic_log(WITH_KV), facts=facts))
 
     saved = read_model(write_model(fit))
 
+    assert saved.facts == facts
+    assert fit.noise is not None
+    assert saved.noise is not None
+    assert saved.draws.tobytes() == fit.draws.tobytes()
+    assert saved.noise.draw(seed=3).tobytes() == fit.noise.draw(seed=3).tobytes()
     assert saved.step_time == fit.step_time
     assert saved.covered == fit.covered
     assert saved.coefficients == fit.coefficients
@@ -407,10 +413,13 @@ def test_a_model_without_context_reads_back():
 
 
 def test_the_least_model_by_hand():
-    text = '{"version": 1, "step_time": {"base_ns": 8000000, "per_seq_ns": 60000, "per_prefill_token_ns": 20000}}'
+    text = '{"version": 2, "step_time": {"base_ns": 8000000, "per_seq_ns": 60000, "per_prefill_token_ns": 20000}}'
     saved = read_model(text, "mine.json")
     assert saved.step_time == TRUTH
     assert saved.covered is None
+    assert saved.draws.shape == (0, len(TERMS))
+    assert saved.facts == ServerFacts()
+    assert saved.noise is None
     assert saved.source == "mine.json, written by hand"
 
 
@@ -419,18 +428,44 @@ def test_the_least_model_by_hand():
     [
         ("step_s\n0.1", "not JSON"),
         ("[1]", 'without "step_time"'),
-        ('{"version": 9, "step_time": {}}', "version: found 9; allowed: 1"),
-        ('{"version": 1, "step_time": 8}', "step_time: found 8; allowed: an object"),
-        ('{"version": 1, "step_time": {"base_ns": -1}}', "step_time.base_ns: found -1"),
-        ('{"version": 1, "step_time": {"base_ns": 1.5}}', "step_time.base_ns: found 1.5; allowed: a whole number"),
-        ('{"version": 1, "step_time": {"base_ns": true}}', "step_time.base_ns: found True"),
-        ('{"version": 1, "step_time": {"base_ns": Infinity}}', "step_time.base_ns: found inf"),
-        ('{"version": 1, "step_time": {"base_ns": 1}}', "step_time.per_seq_ns: found nothing"),
-        ('{"version": 1, "step_time": {"base_ms": 8}}', "unknown 'base_ms'"),
-        ('{"version": 1, "step_time": {"base_ns": 0, "per_seq_ns": 0}}', "both 0"),
-        ('{"version": 1, "step_time": {}, "covered": {}}', "covered.max_num_seqs: found nothing"),
-        ('{"version": 1, "step_time": {}, "coefficients_s": 3}', "coefficients_s: allowed: a list"),
-        ('{"version": 1, "step_time": {}, "coefficients_s": [{"name": "base"}]}', "coefficients_s[0].low"),
+        ('{"version": 1, "step_time": {}}', "version: found 1; allowed: 2. Calibrate again"),
+        ('{"step_time": {}}', "version: found None; allowed: 2"),
+        ('{"version": 2, "step_time": 8}', "step_time: found 8; allowed: an object"),
+        ('{"version": 2, "step_time": {"base_ns": -1}}', "step_time.base_ns: found -1"),
+        ('{"version": 2, "step_time": {"base_ns": 1.5}}', "step_time.base_ns: found 1.5; allowed: a whole number"),
+        ('{"version": 2, "step_time": {"base_ns": true}}', "step_time.base_ns: found True"),
+        ('{"version": 2, "step_time": {"base_ns": Infinity}}', "step_time.base_ns: found inf"),
+        ('{"version": 2, "step_time": {"base_ns": 1}}', "step_time.per_seq_ns: found nothing"),
+        ('{"version": 2, "step_time": {"base_ms": 8}}', "unknown 'base_ms'"),
+        ('{"version": 2, "step_time": {"base_ns": 0, "per_seq_ns": 0}}', "both 0"),
+        ('{"version": 2, "step_time": {}, "covered": {}}', "covered.max_num_seqs: found nothing"),
+        ('{"version": 2, "step_time": {}, "coefficients_s": 3}', "coefficients_s: allowed: a list"),
+        ('{"version": 2, "step_time": {}, "coefficients_s": [{"name": "base"}]}', "coefficients_s[0].low"),
+        (
+            '{"version": 2, "step_time": {}, "coefficients_s": [{"name": "bass"}]}',
+            "coefficients_s[0].name: found 'bass'",
+        ),
+        ('{"version": 2, "step_time": {}, "draws_s": "%"}', "draws_s: damaged"),
+        (
+            '{"version": 2, "step_time": {}, "draws_s": "AAAAAAAA8D8="}',
+            "draws_s: found 1 numbers; allowed: as many for",
+        ),
+        (
+            '{"version": 2, "step_time": {}, "noise": {"decode": ""}}',
+            "noise: allowed: an object with decode and prefill",
+        ),
+        (
+            '{"version": 2, "step_time": {}, "noise": {"decode": "", "prefill": ""}}',
+            "noise: allowed: one number or more",
+        ),
+        (
+            '{"version": 2, "step_time": {}, "facts": {"flags": 1}}',
+            "facts: allowed: an object with some of vllm_version",
+        ),
+        (
+            '{"version": 2, "step_time": {}, "facts": {"max_num_seqs": true}}',
+            "facts.max_num_seqs: found True; allowed: int",
+        ),
     ],
 )
 def test_a_bad_model_file_is_refused(text, said):

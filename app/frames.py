@@ -249,8 +249,6 @@ def compared(comparisons: tuple[Comparison, ...]) -> pd.DataFrame:
 
     def cell(one: Comparison, share: str) -> str:
         predicted_s, measured_s = (getattr(values, f"{share}_s") for values in (one.predicted, one.measured))
-        if np.isnan(measured_s):
-            return "–"
         error = one.relative_error(share)
         off = "" if np.isnan(error) else f" ({signed_percent(error)})"
         return f"{_unbroken(seconds(predicted_s))} / {_unbroken(seconds(measured_s))}{off}"

@@ -279,7 +279,7 @@ def show_measured() -> None:
     )
     st.table(frames.compared(comparisons), border="horizontal")
     columns = st.columns(2, gap="large")
-    for column, one in zip(columns, (one for one in comparisons if one.name in ("itl", "ttft")), strict=True):
+    for column, one in zip(columns, (one for one in comparisons if one.name in ("itl", "ttft")), strict=False):
         column.plotly_chart(distributions.predicted_and_measured(one), key=f"measured_{one.name}")
 
 

@@ -194,11 +194,22 @@ class Session:
         )
 
     @property
+    def _flags_source(self) -> SavedModel | StepLog | None:
+        """What states today's flags."""
+        return self.given if isinstance(self.given, SavedModel) else self.steps.value
+
+    @property
+    def flags_name(self) -> str:
+        """Names the questions for flags: those of another server are other widgets."""
+        source = self._flags_source
+        return "no_log" if source is None or source.digest is None else source.digest[:8]
+
+    @property
     def logged_config(self) -> EngineConfig:
-        """Today's settings as far as the log or the user states them; vLLM's defaults elsewhere."""
-        log = self.steps.value
-        config = EngineConfig() if log is None else flags_from_facts(log.facts)
-        if self.num_kv_tokens is None:
+        """Today's settings as far as the model's log or the user states them; vLLM's defaults elsewhere."""
+        source = self._flags_source
+        config = EngineConfig() if source is None else flags_from_facts(source.facts)
+        if self.num_kv_tokens is None or isinstance(source, SavedModel):
             return config
         return replace(config, num_gpu_blocks=self.num_kv_tokens // config.block_size + 1)
 

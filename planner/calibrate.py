@@ -17,7 +17,9 @@ from planner.refusals import cautions, slope_problems, time_problems, unfit, wor
 from planner.regression import (
     ANY_PREFILL,
     BASE,
+    BATCH_SHAPE,
     BEYOND,
+    DECODE_TERMS,
     KINKS,
     PER_ATTENTION,
     PER_KV_PREFILL_TOKEN,
@@ -51,6 +53,10 @@ WARM_UP_RATIO = 3.0
 OUTLIER_RATIO = 4.0
 MAX_OUTLIER_SHARE = 0.02
 """Of decode-only steps or those with prefill: if more are so far off, the server is like that, and queues feel it."""
+
+
+LATE = (*BEYOND, *BATCH_SHAPE)
+"""Terms that can mimic others, so that they have to show what no other can."""
 
 
 class HeldOut(NamedTuple):
@@ -161,9 +167,11 @@ def _columns(steps: Steps, notices: list[str]) -> tuple[Columns, tuple[Columns, 
         optional.append((PER_KV_TOKEN, PER_KV_TOKEN_MIXED))
     optional += [(column,) for column in (PER_ATTENTION, PER_KV_PREFILL_TOKEN) if steps.features[:, column].any()]
     # A kink needs sizes on both sides of it, or offset and slope can do the same.
+    tokens = np.unique(prefill.prefill_tokens + prefill.num_seqs)
     for column in BEYOND:
-        if np.sum(sizes > KINKS[column]) > 1 < np.sum(sizes <= KINKS[column]):
+        if np.sum(tokens > KINKS[column]) > 1 < np.sum(tokens <= KINKS[column]):
             optional.append((column,))
+    optional += [(column,) for column in BATCH_SHAPE if len(np.unique(decode.features[:, column])) > 1]
     return tuple(always), tuple(optional)
 
 
@@ -217,25 +225,35 @@ def _choose_terms(steps: Steps, always: Columns, optional: tuple[Columns, ...]) 
     scale = _half_and_half(steps) / floored(steps, steps.features @ beta)
 
     def error(columns: Columns) -> Floats:
-        """Held-out error by block, (b,); infinite when further terms explain p away."""
+        """Held-out error of both kinds of steps by block, (2, b); infinite when further terms explain p away."""
         if columns != always and blocks.solve(columns)[PER_PREFILL_TOKEN] <= 0:
-            return np.full(len(blocks.gram), np.inf)
-        predicted = blocks.predict_held_out(steps, columns)
-        return np.bincount(blocks.block, scale * (steps.time_s - predicted) ** 2).astype(np.float64)
+            return np.full((2, len(blocks.gram)), np.inf)
+        squared = scale * (steps.time_s - blocks.predict_held_out(steps, columns)) ** 2
+        kinds = (~steps.has_prefill, steps.has_prefill)
+        return np.stack([np.bincount(blocks.block, squared * kind, len(blocks.gram)) for kind in kinds])
 
-    plain = [group for group in optional if group[0] not in BEYOND]
+    plain = [group for group in optional if group[0] not in LATE]
     sets = [_join(always, extra) for size in range(len(plain) + 1) for extra in combinations(plain, size)]
     errors = [error(columns) for columns in sets]
-    best = min(errors, key=np.sum)
-    chosen, own = next(one for one in zip(sets, errors, strict=True) if _is_no_worse(one[1], best, NUM_STANDARD_ERRORS))
+    best = min(errors, key=np.sum).sum(axis=0)
+    chosen, own = next(
+        one for one in zip(sets, errors, strict=True) if _is_no_worse(one[1].sum(axis=0), best, NUM_STANDARD_ERRORS)
+    )
     rest = [group for group in optional if group[0] not in chosen]
-    while rest:
-        group, better = min(((group, error(chosen + group)) for group in rest), key=lambda one: float(np.sum(one[1])))
-        is_kink = group[0] in BEYOND
-        if _is_no_worse(own, better, NUM_STANDARD_ERRORS_OF_KINKS if is_kink else NUM_STANDARD_ERRORS):
+    while True:
+        # A term of d is judged where d is fitted: what prefill leaves unexplained would drown it.
+        gains = {}
+        for group in rest:
+            better, kind = error(chosen + group), int(not DECODE_TERMS[group[0]])
+            num_standard_errors = NUM_STANDARD_ERRORS_OF_KINKS if group[0] in LATE else NUM_STANDARD_ERRORS
+            if not _is_no_worse(own[kind], better[kind], num_standard_errors):
+                gains[group] = float(np.sum(better[kind]) / np.sum(own[kind]))
+        if not gains:
             break
-        chosen, own = chosen + group, better
+        group = min(gains, key=lambda one: gains[one])
         rest.remove(group)
+        if fit_both(steps, chosen + group)[PER_PREFILL_TOKEN] > 0:
+            chosen, own = chosen + group, error(chosen + group)
     ape = np.abs(steps.time_s - blocks.predict_held_out(steps, chosen)) / steps.time_s
     return chosen, HeldOut(
         mape=float(np.average(ape, weights=steps.weight)),

@@ -30,7 +30,7 @@ from planner.export import bench_command, config_yaml, container_args, head, hel
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.report import inside_report, report_document, report_lines
 from planner.json_values import to_json
-from planner.measured import SHARES, Comparison, compare, trust_sentence
+from planner.measured import SHARES, Comparison, compare, served, trust_sentence
 from planner.metrics import Spread, Summary, summarise
 from planner.plan_comparison import Row, compare_plans, inputs_sentence, value_in_words
 from planner.plan_file import SavedPlan, open_plan, save_plan, trace_origin, write_plan
@@ -154,13 +154,15 @@ def _line_b(row: experiments.RowB) -> str:
 def run_replay(arguments: argparse.Namespace) -> int:
     """Replay one configuration and print what happened."""
     trace = _trace(arguments)
-    step_time = _step_time(arguments)
+    model = _given_model(arguments)
     config = _config(arguments, EngineConfig())
     _say_unseen_prefixes(trace, config)
     warm_up()
-    run = replay(trace, config, step_time)
+    run = replay(trace, config, step_time_of(model))
     summary = summarise(run, arguments.itl_ms / 1e3)
-    compared = compare([run], read_measured(Path(arguments.measured))) if arguments.measured else ()
+    compared = (
+        compare(served(trace, config, model), read_measured(Path(arguments.measured))) if arguments.measured else ()
+    )
     if arguments.json:
         document = _replay_document(trace, run, summary, arguments.itl_ms)
         _print_json(document | ({"measured": _comparison_document(compared)} if compared else {}))
@@ -176,7 +178,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     config = _config(arguments, EngineConfig())
     request = _request(arguments, trace)
     _say_unseen_prefixes(trace, config)
-    run = replay(trace, config, _step_time(arguments))
+    run = replay(trace, config, step_time_of(_given_model(arguments)))
     window_s = tuple(arguments.window) if arguments.window else None
     report = inside_report(trace, run, window_s, arguments.num_gaps, arguments.at, request)
     if arguments.perfetto:
@@ -231,7 +233,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(document, end="")
     else:
-        _print_plan(plan, today if arguments.steps else None)
+        is_stated = not isinstance(model, StepTime) and model.facts != ServerFacts()
+        _print_plan(plan, today if is_stated else None)
     return OK if plan.best is not None else NOT_MET
 
 
@@ -573,13 +576,13 @@ def _fit(log: StepLog, arguments: argparse.Namespace, alignment: Alignment | Non
     return fit
 
 
-def _step_time(arguments: argparse.Namespace) -> StepTime:
+def _given_model(arguments: argparse.Namespace) -> SavedModel | StepTime:
     """The model given as a file or as three numbers."""
     given = {name: getattr(arguments, f"{name}_ms") for name in BY_HAND_MS}
     if arguments.model:
         if any(value is not None for value in given.values()):
             raise BadPlan("command line", "give either --model or the times of a step, not both")
-        return _saved_model(arguments.model).step_time
+        return _saved_model(arguments.model)
     times_ms = [default if given[name] is None else given[name] for name, (default, _) in BY_HAND_MS.items()]
     if min(times_ms) < 0 or max(times_ms) > 1e6:
         raise BadPlan(
@@ -599,12 +602,15 @@ def _model(arguments: argparse.Namespace, trace: RequestTrace) -> tuple[Model, E
         return _fit(log, arguments, alignment), flags_from_facts(log.facts, usual)
     if not arguments.model and arguments.base_ms is None:
         raise BadPlan("command line", "a plan needs --steps STEPLOG, --model M.json, or --base-ms and its companions")
-    step_time = _step_time(arguments)
-    said = (
-        f"Today's flags are those given here, and vLLM's defaults for {arguments.gpu_memory_gib:g} GiB; a log has them."
-    )
-    print(said, file=sys.stderr)
-    return (_saved_model(arguments.model) if arguments.model else step_time), flags_from_facts(ServerFacts(), usual)
+    model = _given_model(arguments)
+    facts = ServerFacts() if isinstance(model, StepTime) else model.facts
+    if facts == ServerFacts():
+        print(
+            f"Today's flags are those given here, and vLLM's defaults for {arguments.gpu_memory_gib:g} GiB; a log has "
+            "them.",
+            file=sys.stderr,
+        )
+    return model, flags_from_facts(facts, usual)
 
 
 def _saved_model(path: str) -> SavedModel:

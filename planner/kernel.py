@@ -648,8 +648,16 @@ def step_ns(
     int or (k,) int64
         Nanoseconds. The first three terms and the drafts are whole by construction, as in the recordings of the real
         scheduler; the further terms are summed in float64 and rounded once.
+
+    Source
+    ------
+    vLLM 0.32, config/vllm.py, `VllmConfig._set_cudagraph_sizes`: a decode-only step is padded up to the next batch
+    size that was captured as a CUDA graph.
     """
     has_prefill = prefill_tokens > 0
+    num_tokens = prefill_tokens + num_seqs
+    # Captured sizes: 1, 2, 4, then every 8 up to 256, every 16 up to 512; larger batches run as they are.
+    graph_grain = 1 + (num_seqs > 2) + 6 * (num_seqs > 4) + 8 * (num_seqs > 256) - 15 * (num_seqs > 512)
     whole_ns = (
         step_time.base_ns
         + step_time.per_seq_ns * num_seqs
@@ -662,9 +670,11 @@ def step_ns(
         + step_time.per_kv_token_mixed_ns * kv_decode_tokens * has_prefill
         + step_time.per_prefill_attention_ns * prefill_attention
         + step_time.per_kv_prefill_token_ns * kv_prefill_tokens
-        + step_time.per_prefill_token_beyond_128_ns * np.maximum(prefill_tokens - 128, 0)
-        + step_time.per_prefill_token_beyond_256_ns * np.maximum(prefill_tokens - 256, 0)
-        + step_time.per_prefill_token_beyond_512_ns * np.maximum(prefill_tokens - 512, 0)
+        + step_time.per_token_beyond_128_ns * np.maximum(num_tokens - 128, 0) * has_prefill
+        + step_time.per_token_beyond_256_ns * np.maximum(num_tokens - 256, 0) * has_prefill
+        + step_time.per_token_beyond_512_ns * np.maximum(num_tokens - 512, 0) * has_prefill
+        + step_time.per_seq_beyond_128_ns * np.maximum(num_seqs - 128, 0) * (1 - has_prefill)
+        + step_time.per_padding_seq_ns * (-num_seqs % graph_grain) * (1 - has_prefill)
     )
     return whole_ns + np.int64(np.rint(further_ns))
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from planner.engine_config import EngineConfig
 from planner.metrics import Distribution, Spread, distribution, e2e_s, itl, pooled, spread, tpot_s, ttft_s
 from planner.replay import Replay, replay
-from planner.step_time import Model, StepTimeFit, step_time_of
+from planner.step_time import Model, StepTime, step_time_of
 from traces.measured import MeasuredRequests
 from traces.requests import RequestTrace
 
@@ -53,14 +53,17 @@ def served(trace: RequestTrace, engine_config: EngineConfig, model: Model) -> tu
     Where the model knows how single steps of the log scattered, `NUM_SEEDS` replays with that scatter, so that the
     pooled tails hold it; elsewhere one plain replay.
     """
-    if not isinstance(model, StepTimeFit) or model.noise is None:
-        return (replay(trace, engine_config, step_time_of(model)),)
-    noise = model.noise
-    return tuple(replay(trace, engine_config, model.step_time, noise=noise.draw(seed)) for seed in range(NUM_SEEDS))
+    noise = None if isinstance(model, StepTime) else model.noise
+    step_time = step_time_of(model)
+    if noise is None:
+        return (replay(trace, engine_config, step_time),)
+    return tuple(replay(trace, engine_config, step_time, noise=noise.draw(seed)) for seed in range(NUM_SEEDS))
 
 
 def compare(runs: Sequence[Replay], measured: MeasuredRequests) -> tuple[Comparison, ...]:
     """The same latencies, by the same definitions, from one or more replays (pooled) and from a client.
+
+    Latencies that were not measured are left out.
 
     A client's clock starts when it sends and stops when it has read: its times hold the way to the engine and back,
     which a replay does not know.
@@ -74,7 +77,7 @@ def compare(runs: Sequence[Replay], measured: MeasuredRequests) -> tuple[Compari
         "ttft": (_of_all(runs, ttft_s), distribution(measured.first_token_s - measured.arrival_s)),
         "e2e": (_of_all(runs, e2e_s), distribution(measured.last_token_s - measured.arrival_s)),
     }
-    return tuple(Comparison(name, predicted, seen) for name, (predicted, seen) in pairs.items())
+    return tuple(Comparison(name, predicted, seen) for name, (predicted, seen) in pairs.items() if seen.num)
 
 
 def _of_all(runs: Sequence[Replay], latency: Callable[[Replay], Floats]) -> Distribution:
@@ -95,7 +98,7 @@ def trust_sentence(comparisons: tuple[Comparison, ...]) -> str:
         f"{title} p50 {signed_percent(by_name[name].relative_error('p50'))}, "
         f"p99 {signed_percent(by_name[name].relative_error('p99'))}"
         for name, title in (("itl", "token gaps"), ("ttft", "TTFT"))
-        if not np.isnan(by_name[name].measured.p50_s)
+        if name in by_name
     )
     errors = [abs(one.relative_error(share)) for one in comparisons for share in ("mean", "p50", "p90", "p99")]
     worst = float(np.nanmax(errors))
@@ -104,4 +107,4 @@ def trust_sentence(comparisons: tuple[Comparison, ...]) -> str:
         if worst <= 0.15
         else "trust the order of the settings, and leave that much room in the targets."
     )
-    return f"Against what clients measured the replay is off by: {said}; the largest miss is {worst:.0%}: {advice}"
+    return f"Against what was measured the replay is off by: {said}; the largest miss is {worst:.0%}: {advice}"

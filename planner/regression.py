@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from planner.step_time import TERMS
+from planner.kernel import step_ns
+from planner.step_time import TERMS, step_time_from_seconds
 from traces.steps import StepLog
 
 Floats = npt.NDArray[np.float64]
@@ -16,11 +17,13 @@ Ints = npt.NDArray[np.int64]
 Columns = tuple[int, ...]
 
 BASE, PER_SEQ, PER_PREFILL_TOKEN, ANY_PREFILL, PER_KV_TOKEN, PER_KV_TOKEN_MIXED, PER_ATTENTION = range(7)
-PER_KV_PREFILL_TOKEN, *BEYOND = range(7, len(TERMS))
-"""Columns, in the order of `TERMS`; `BEYOND` has the kinks."""
+PER_KV_PREFILL_TOKEN, *BEYOND, PER_SEQ_BEYOND_128, PER_PADDING_SEQ = range(7, len(TERMS))
+"""Columns, in the order of `TERMS`; `BEYOND` has the kinks in the cost of prefill."""
 KINKS = {column: int(TERMS[column].rsplit("_", 1)[1]) for column in BEYOND}
-"""Column → prefill tokens beyond which it counts."""
-DECODE_TERMS = np.isin(np.arange(len(TERMS)), (BASE, PER_SEQ, PER_KV_TOKEN))
+"""Column → tokens of the step beyond which it counts."""
+BATCH_SHAPE = (PER_SEQ_BEYOND_128, PER_PADDING_SEQ)
+"""How d departs from a straight line in the batch."""
+DECODE_TERMS = np.isin(np.arange(len(TERMS)), (BASE, PER_SEQ, PER_KV_TOKEN, *BATCH_SHAPE))
 """(t,) terms that decode-only steps determine; the others are what prefill adds."""
 PREFILL_TERMS = ~DECODE_TERMS
 
@@ -82,8 +85,10 @@ def as_steps(log: StepLog, num_kv_tokens: int | None) -> tuple[Steps, list[str]]
         features[:, PER_ATTENTION] = log.prefill_attention
     if log.kv_prefill_tokens is not None:
         features[:, PER_KV_PREFILL_TOKEN] = log.kv_prefill_tokens
-    for column in BEYOND:
-        features[:, column] = np.maximum(log.prefill_tokens - KINKS[column], 0)
+    num_seqs = log.num_prefill_reqs + log.num_decode_reqs
+    for column in (*BEYOND, *BATCH_SHAPE):  # counts, so the equation itself can tell them
+        unit = step_time_from_seconds(np.where(np.arange(len(TERMS)) == column, 1e-9, 0.0))
+        features[:, column] = step_ns.py_func(unit, num_seqs, log.prefill_tokens, 0.0, 0.0)
     weight = np.ones(len(log)) if log.weight is None else log.weight
     return Steps(features, log.step_s, weight), notices
 

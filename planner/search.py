@@ -16,7 +16,7 @@ from planner.executors import somewhere
 from planner.kernel import step_ns
 from planner.replay import Replay, replay, requests_that_never_run
 from planner.slo import Slo
-from planner.step_time import Covered, Model, StepTime, StepTimeFit, step_time_from_seconds, step_time_of
+from planner.step_time import Covered, Model, StepTime, step_time_from_seconds, step_time_of
 from traces.requests import RequestTrace
 
 HOPELESS_LOAD = 1.1
@@ -119,7 +119,7 @@ def recommend(
     ----------
     trace : RequestTrace
     model : Model
-        A fit brings its covered range and its uncertainty along, a saved one the range, bare coefficients neither.
+        A fit, also a saved one, brings its covered range and its uncertainty along, bare coefficients neither.
     today : EngineConfig
         What is fixed (KV blocks, admission rules, …) together with the three flags in use now.
     slo : Slo
@@ -418,7 +418,7 @@ class _Replays:
 
     def probability_met(self, model: Model, best: Candidate) -> float | None:
         """Share of joint draws of the coefficients under which `best` still meets every target."""
-        if not isinstance(model, StepTimeFit) or len(model.draws) == 0:
+        if isinstance(model, StepTime) or len(model.draws) == 0:
             return None
         draws = model.draws[np.linspace(0, len(model.draws) - 1, NUM_DRAWS).astype(int)]
         futures = [

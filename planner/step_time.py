@@ -1,21 +1,23 @@
 """The step-time model: the coefficients the kernel charges, and what is known about them."""
 
+import base64
+import binascii
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.errors import BadPlan
-from traces.steps import StepLog
+from traces.steps import ServerFacts, StepLog
 
 NOISE_STEPS = 1 << 16
 """Steps before the factors repeat."""
-MODEL_VERSION = 1
-"""Version of the model file; other versions are refused."""
+MODEL_VERSION = 2
+"""Version of the model file; other versions are refused, because their coefficients may mean something else."""
 
 
 class StepTime(NamedTuple):
@@ -39,12 +41,17 @@ class StepTime(NamedTuple):
     """Per draft token verified, nanoseconds; given by hand, not fitted."""
     per_kv_prefill_token_ns: float = 0.0
     """Per token of context that prefilling requests had before their chunk, nanoseconds."""
-    per_prefill_token_beyond_128_ns: float = 0.0
-    """Per prefill token of the step beyond 128, on top of the others, nanoseconds; like the next two."""
-    per_prefill_token_beyond_256_ns: float = 0.0
+    per_token_beyond_128_ns: float = 0.0
+    """Per token (prefill tokens, and one of each request) beyond 128 in a step with prefill, on top of the others,
+    nanoseconds; like the next two."""
+    per_token_beyond_256_ns: float = 0.0
     """Beyond 256."""
-    per_prefill_token_beyond_512_ns: float = 0.0
+    per_token_beyond_512_ns: float = 0.0
     """Beyond 512."""
+    per_seq_beyond_128_ns: float = 0.0
+    """Per request beyond 128 in a decode-only step, on top of the others, nanoseconds."""
+    per_padding_seq_ns: float = 0.0
+    """Per place that stays empty when a decode-only step is padded up to a captured CUDA graph, nanoseconds."""
 
 
 TERMS = tuple(name.removesuffix("_ns") for name in StepTime._fields if name != "per_draft_token_ns")
@@ -144,6 +151,11 @@ class StepTimeFit:
     noise: StepNoise | None = None
     """How the steps scatter; None for rows that are no sequence of single steps."""
 
+    @property
+    def facts(self) -> ServerFacts:
+        """What the log says about its server: today's flags, and the size of its KV cache."""
+        return self.log.facts
+
 
 def step_time_from_seconds(values_s: npt.NDArray[np.float64]) -> StepTime:
     """Coefficients in seconds per unit, in the order of `TERMS`, as the kernel charges them.
@@ -159,14 +171,20 @@ def step_time_from_seconds(values_s: npt.NDArray[np.float64]) -> StepTime:
     return StepTime(**values_ns)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SavedModel:
-    """A step-time model read back from its file: enough to plan with, and to say what it stands on."""
+    """A step-time model read back from its file: all that a plan, and a replay with its noise, needs of a fit."""
 
     step_time: StepTime
     """What the kernel charges."""
     coefficients: tuple[Coefficient, ...]
     """Terms with their intervals; empty in a file written by hand."""
+    draws: npt.NDArray[np.float64]
+    """(draws, t) joint bootstrap sample of the coefficients, as in the fit; without rows in a file written by hand."""
+    noise: StepNoise | None
+    """How the steps scatter, as in the fit; None in a file written by hand."""
+    facts: ServerFacts
+    """What the log says about its server; nothing in a file written by hand."""
     covered: Covered | None
     """What the log covered; None in a file written by hand."""
     typical_num_seqs: int | None
@@ -191,17 +209,20 @@ def step_time_of(model: Model) -> StepTime:
 def write_model(fit: StepTimeFit) -> str:
     """Write a fit as a model file: one JSON object, coefficients in nanoseconds under their names in `StepTime`.
 
-    Everything is kept but the steps, their noise and the bootstrap sample; floats read back exactly.
+    Everything is kept but the steps themselves; floats read back exactly. The bootstrap sample and the noise are
+    base64 of little-endian float64.
     """
     covered = asdict(fit.covered)
     if math.isnan(fit.covered.max_kv_decode_tokens):
         covered["max_kv_decode_tokens"] = None
+    columns = [TERMS.index(coefficient.name) for coefficient in fit.coefficients]
     model = {
         "version": MODEL_VERSION,
         "step_time": fit.step_time._asdict(),
         "coefficients_s": [asdict(coefficient) for coefficient in fit.coefficients],
         "typical": {"num_seqs": fit.typical_num_seqs, "decode_s": fit.typical_decode_s},
         "covered": covered,
+        "facts": asdict(fit.facts),
         "held_out": {"mape": fit.held_out_mape, "median": fit.held_out_median, "p95": fit.held_out_p95},
         "total_time_ratio": fit.total_time_ratio,
         "overhead_s": None if math.isnan(fit.overhead_s) else fit.overhead_s,
@@ -210,6 +231,10 @@ def write_model(fit: StepTimeFit) -> str:
         "notices": list(fit.notices),
         "source": fit.source,
         "digest": fit.digest,
+        "draws_s": _packed(fit.draws[:, columns]),
+        "noise": None
+        if fit.noise is None
+        else {"decode": _packed(fit.noise.decode), "prefill": _packed(fit.noise.prefill)},
     }
     return json.dumps(model, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -220,7 +245,7 @@ def read_model(text: str, file_name: str = "model file") -> SavedModel:
     Parameters
     ----------
     text : str
-        What `write_model` wrote; or, by hand, the least that makes a model: `{"version": 1, "step_time":
+        What `write_model` wrote; or, by hand, the least that makes a model: `{"version": 2, "step_time":
         {"base_ns": 8000000, "per_seq_ns": 60000, "per_prefill_token_ns": 20000}}`.
     file_name : str
         As the user named it, for messages.
@@ -236,9 +261,13 @@ def read_model(text: str, file_name: str = "model file") -> SavedModel:
         raise BadPlan(file_name, f"not JSON ({error}). {_WRITTEN_BY}") from None
     if not isinstance(model, dict) or "step_time" not in model:
         raise BadPlan(file_name, f'JSON without "step_time". {_WRITTEN_BY}')
-    faults: list[str] = []
     if model.get("version") != MODEL_VERSION:
-        faults.append(f"version: found {model.get('version')!r}; allowed: {MODEL_VERSION}")
+        raise BadPlan(
+            file_name,
+            f"version: found {model.get('version')!r}; allowed: {MODEL_VERSION}. Calibrate again with this release: "
+            "terms of the equation differ between versions.",
+        )
+    faults: list[str] = []
     nanoseconds = _numbers(model["step_time"], "step_time", StepTime.__annotations__, StepTime._field_defaults, faults)
     if nanoseconds.get("base_ns") == nanoseconds.get("per_seq_ns") == 0:
         faults.append("step_time: base_ns and per_seq_ns are both 0; allowed: steps that take time")
@@ -247,11 +276,17 @@ def read_model(text: str, file_name: str = "model file") -> SavedModel:
     )
     typical = _numbers(model.get("typical"), "typical", {"num_seqs": int, "decode_s": float}, {}, faults)
     coefficients = _coefficients(model.get("coefficients_s", []), faults)
+    draws = _draws(model.get("draws_s", ""), coefficients, faults)
+    noise = _noise(model.get("noise"), faults)
+    facts = _facts(model.get("facts", {}), faults)
     if faults:
         raise BadPlan(file_name, "\n".join(faults))
     return SavedModel(
         step_time=StepTime(**nanoseconds),
         coefficients=coefficients,
+        draws=draws,
+        noise=noise,
+        facts=facts,
         covered=Covered(**covered) if covered else None,
         typical_num_seqs=typical.get("num_seqs"),
         typical_decode_s=typical.get("decode_s"),
@@ -273,9 +308,65 @@ def _coefficients(values: object, faults: list[str]) -> tuple[Coefficient, ...]:
     for index, value in enumerate(values):
         bounds = {key: bound for key, bound in value.items() if key != "name"}
         numbers = _numbers(bounds, f"coefficients_s[{index}]", kinds, {}, faults)
-        if numbers.keys() == kinds.keys():
-            taken.append(Coefficient(str(value.get("name")), **numbers))
+        if value.get("name") not in TERMS:
+            faults.append(f"coefficients_s[{index}].name: found {value.get('name')!r}; allowed: {', '.join(TERMS)}")
+        elif numbers.keys() == kinds.keys():
+            taken.append(Coefficient(value["name"], **numbers))
     return tuple(taken)
+
+
+def _packed(values: npt.NDArray[np.float64]) -> str:
+    """Floats as text."""
+    return base64.b64encode(values.astype("<f8").tobytes()).decode("ascii")
+
+
+def _unpacked(text: object, where: str, faults: list[str]) -> npt.NDArray[np.float64]:
+    """The floats of `_packed`, finite and 0 or more; none where the text is damaged."""
+    try:
+        values = np.frombuffer(base64.b64decode(str(text), validate=True), "<f8").astype(np.float64)
+    except (binascii.Error, ValueError):
+        values = np.full(1, np.nan)
+    if not np.all(np.isfinite(values) & (values >= 0)):
+        faults.append(f"{where}: damaged; allowed: base64 of float64 numbers, 0 or more. Calibrate again.")
+        return np.zeros(0)
+    return values
+
+
+def _draws(text: object, coefficients: tuple[Coefficient, ...], faults: list[str]) -> npt.NDArray[np.float64]:
+    """The bootstrap sample, (draws, t); terms that are not in the model are 0."""
+    columns = [TERMS.index(coefficient.name) for coefficient in coefficients]
+    values = _unpacked(text, "draws_s", faults)
+    num_draws, rest = divmod(len(values), max(len(columns), 1))
+    if rest or (len(values) and not columns):
+        faults.append(f"draws_s: found {len(values)} numbers; allowed: as many for each of the {len(columns)} terms")
+        return np.zeros((0, len(TERMS)))
+    draws = np.zeros((num_draws, len(TERMS)))
+    draws[:, columns] = values.reshape(num_draws, len(columns))
+    return draws
+
+
+def _noise(values: object, faults: list[str]) -> StepNoise | None:
+    """How steps scatter, out of a model file."""
+    if values is None:
+        return None
+    if not isinstance(values, dict) or values.keys() != {"decode", "prefill"}:
+        faults.append("noise: allowed: an object with decode and prefill")
+        return None
+    noise = StepNoise(*(_unpacked(values[kind], f"noise.{kind}", faults) for kind in ("decode", "prefill")))
+    if not len(noise.decode) or not len(noise.prefill):
+        faults.append("noise: allowed: one number or more for each of decode and prefill")
+    return noise
+
+
+def _facts(values: object, faults: list[str]) -> ServerFacts:
+    """What the log said about its server, out of a model file."""
+    types = {name: get_args(hint)[0] for name, hint in get_type_hints(ServerFacts).items()}
+    if not isinstance(values, dict) or not values.keys() <= types.keys():
+        faults.append(f"facts: allowed: an object with some of {', '.join(types)}")
+        return ServerFacts()
+    wrong = [name for name, value in values.items() if value is not None and type(value) is not types[name]]
+    faults.extend(f"facts.{name}: found {values[name]!r}; allowed: {types[name].__name__}" for name in wrong)
+    return ServerFacts(**{name: value for name, value in values.items() if name not in wrong})
 
 
 def _numbers(

@@ -92,9 +92,11 @@ TERMS = {
     "per_kv_token_mixed": Term("Per context token that decodes read, step with prefill", "ns per token", 1e9),
     "per_draft_token": Term("Per draft token that is checked", "µs per token", 1e6),
     "per_kv_prefill_token": Term("Per context token that prefills had before their chunk", "ns per token", 1e9),
-    "per_prefill_token_beyond_128": Term("Per prefill token beyond 128 in the step, on top of p", "µs per token", 1e6),
-    "per_prefill_token_beyond_256": Term("Per prefill token beyond 256 in the step, on top", "µs per token", 1e6),
-    "per_prefill_token_beyond_512": Term("Per prefill token beyond 512 in the step, on top", "µs per token", 1e6),
+    "per_token_beyond_128": Term("Per token beyond 128 of a step with prefill, on top of p", "µs per token", 1e6),
+    "per_token_beyond_256": Term("Per token beyond 256 of a step with prefill, on top", "µs per token", 1e6),
+    "per_token_beyond_512": Term("Per token beyond 512 of a step with prefill, on top", "µs per token", 1e6),
+    "per_seq_beyond_128": Term("Per request beyond 128 in a step without prefill, on top (d)", "µs per request", 1e6),
+    "per_padding_seq": Term("Per empty place of a batch padded to a captured CUDA graph (d)", "µs per place", 1e6),
     "per_prefill_attention": Term("Prefill attention, per prefill token × context token", "ps per token²", 1e12),
 }
 """By the names of `step_time.Coefficient`."""

@@ -11,7 +11,7 @@ from planner.step_time import step_time_of
 BY_HAND = "By hand"
 
 session = state.session()
-trace, model, log = session.traffic, session.model, session.steps.value
+trace, model = session.traffic, session.model
 
 # Needs
 if trace is None:
@@ -45,7 +45,7 @@ if session.picked is not None:
     settings[panels.PICKED] = session.picked
 name = widgets.ask_setting((*settings, BY_HAND), session.look, f"setting_{session.num_looks}")
 if name == BY_HAND:
-    engine_config = widgets.ask_three_flags(session.today, "no_log" if log is None else log.digest[:8])
+    engine_config = widgets.ask_three_flags(session.today, session.flags_name)
     st.caption("KV cache and all other flags are today's, as on the Plan page.")
 else:
     engine_config = settings[name]

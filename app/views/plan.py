@@ -8,7 +8,7 @@ from planner.engine_config import flag_faults
 from planner.step_time import StepTime, step_time_of
 
 session = state.session()
-trace, model, log = session.traffic, session.model, session.steps.value
+trace, model = session.traffic, session.model
 
 # Needs
 if trace is None:
@@ -24,7 +24,7 @@ if model is None:
 
 # Choose
 logged = session.logged_config
-name = "no_log" if log is None else log.digest[:8]
+name = session.flags_name
 slo = widgets.ask_slo()
 chosen, gpu = st.columns(2)
 with chosen:

@@ -439,7 +439,7 @@ def test_a_trace_that_says_when_tokens_came_is_held_against_a_replay(log: Path) 
     test = upload(opened(), trace.name, trace.read_bytes())
     assert "Does a replay give what was measured?" not in words(test)
     upload(shown(test, "calibration"), log.name, log.read_bytes())
-    assert "Against what clients measured the replay is off by: token gaps p50" in words(test)
+    assert "Against what was measured the replay is off by: token gaps p50" in words(test)
     table = next(table.value for table in test.table if "TTFT, queueing included" in table.value.index)
     measured = read_measured(trace)
     p50 = np.sort(measured.first_token_s - measured.arrival_s)[len(measured.arrival_s) // 2]
@@ -447,7 +447,7 @@ def test_a_trace_that_says_when_tokens_came_is_held_against_a_replay(log: Path) 
         "\N{NO-BREAK SPACE}", ""
     ).replace(" ", "")
     planned(press(shown(test, "plan"), "Plan"))
-    assert "Against what clients measured" in words(test)
+    assert "Against what was measured" in words(test)
 
 
 def test_measurements_of_other_requests_are_said() -> None:

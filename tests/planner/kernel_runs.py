@@ -30,6 +30,9 @@ METHODS = {None: (0, 0, False), "ngram": (0, 0, False), "ngram_gpu": (0, 0, Fals
 """Method → (lookahead per draft, extra inputs, drops the last hit block)."""
 METHODS |= {"eagle": (1, 0, True), "draft_model": (1, 1, False)}
 
+CAPTURED_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+"""Batches that vLLM captures as CUDA graphs."""
+
 
 def run_kernel(
     requests: list[dict],
@@ -115,13 +118,16 @@ def run_naive(
     ) -> int:
         """The equation once more, in plain Python, so that the kernel's is judged as well."""
         further = step_time.per_prefill_attention_ns * attention + step_time.per_kv_prefill_token_ns * kv_prefill
-        for kink in (128, 256, 512):
-            if prefill_tokens > kink:
-                further += getattr(step_time, f"per_prefill_token_beyond_{kink}_ns") * (prefill_tokens - kink)
         if prefill_tokens:
             further += step_time.any_prefill_ns + step_time.per_kv_token_mixed_ns * kv_read
+            for kink in (128, 256, 512):
+                num_beyond = max(prefill_tokens + num_seqs - kink, 0)
+                further += getattr(step_time, f"per_token_beyond_{kink}_ns") * num_beyond
         else:
             further += step_time.per_kv_token_ns * kv_read
+            further += step_time.per_seq_beyond_128_ns * max(num_seqs - 128, 0)
+            captured = next((size for size in CAPTURED_SIZES if size >= num_seqs), num_seqs)
+            further += step_time.per_padding_seq_ns * (captured - num_seqs)
         whole = step_time.base_ns + step_time.per_seq_ns * num_seqs + step_time.per_draft_token_ns * num_drafts
         return whole + step_time.per_prefill_token_ns * prefill_tokens + round(further)
 

@@ -86,6 +86,8 @@ STEP_TIMES = st.builds(
     st.sampled_from([0.0, 2.5]),
     st.sampled_from([0.0, 0.5]),
     st.sampled_from([0.0, 4.75]),
+    st.sampled_from([0.0, 1.75]),
+    st.sampled_from([0.0, 3.5]),
 )
 
 

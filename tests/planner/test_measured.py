@@ -77,6 +77,21 @@ def test_a_client_and_a_replay_are_measured_alike():
     assert "the largest miss is 33%" in trust_sentence(tuple(by_name.values()))
 
 
+def test_what_was_not_measured_is_left_out():
+    run = replay(trace_of((0.0, 10, 3)), EngineConfig(async_scheduling=False), StepTime(10_000_000, 0, 1_000_000))
+    measured = MeasuredRequests(
+        arrival_s=np.array([0.0]),
+        first_token_s=np.array([0.02]),
+        last_token_s=np.array([0.04]),
+        num_outputs=np.array([3]),
+        gap_s=np.array([]),
+        worst_gap_s=np.array([np.nan]),
+    )
+    comparisons = compare([run], measured)
+    assert [one.name for one in comparisons] == ["tpot", "ttft", "e2e"]
+    assert "token gaps" not in trust_sentence(comparisons)
+
+
 def test_pooled_distributions_count_every_value():
     parts = [Distribution(np.array([1.0, 2.0]), np.array([1, 2])), Distribution(np.array([2.0, 3.0]), np.array([3, 1]))]
     both = pooled(parts)

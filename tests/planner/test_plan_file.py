@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from traces_by_hand import chat_trace, trace_of
 
@@ -10,8 +11,9 @@ from planner.errors import BadPlan
 from planner.plan_file import open_plan, read_plan, save_plan, write_plan
 from planner.search import SearchSpace, recommend
 from planner.slo import Slo
-from planner.step_time import Covered, SavedModel, StepTime
+from planner.step_time import TERMS, Covered, SavedModel, StepTime
 from traces.answers import ReadAnswers
+from traces.steps import ServerFacts
 
 TODAY = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=64, num_gpu_blocks=4001)
 STEP_TIME = StepTime(8_000_000, 60_000, 60_000)
@@ -38,7 +40,10 @@ def test_an_opened_plan_is_written_with_the_same_bytes(itl_ms):
 
 def test_numbers_that_do_not_exist_come_back_too():
     """One request of one token: no gap, no span, and the calibration does not say what it covers."""
-    model = SavedModel(STEP_TIME, (), Covered(64, 8192, float("nan")), None, None, "m.json", "ab12")
+    covered = Covered(64, 8192, float("nan"))
+    model = SavedModel(
+        STEP_TIME, (), np.zeros((0, len(TERMS))), None, ServerFacts(), covered, None, None, "m.json", "ab12"
+    )
     written = write_plan(saved_plan(trace=trace_of((0.0, 5, 1)), model=model))
     assert write_plan(read_plan(written)) == written
 

@@ -166,6 +166,14 @@ def show_reading(
         if answers != reading.answers:
             reading.answer(answers, read)
             st.rerun()
+    if reading.unmapped is not None:
+        st.warning(
+            "Columns of this file are not known by their names. What is what?", icon=":material/view_column:"
+        )
+        answers = widgets.ask_columns(reading.unmapped, reading.answers, f"{name}_{reading.num_uploads}")
+        if answers != reading.answers:
+            reading.answer(answers, read)
+            st.rerun()
     if isinstance(fault, BadData):
         show_problems(fault)
         _offer_to_drop(reading, read, fault)

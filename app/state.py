@@ -15,7 +15,7 @@ from planner.plan_file import SavedPlan
 from planner.routing import Routing
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, step_time_of
 from traces.answers import NO_ANSWERS, ReadAnswers
-from traces.errors import BadData, InputError, NeedsAnswer, Question
+from traces.errors import BadData, InputError, NeedsAnswer, Question, Unmapped
 from traces.measured import MeasuredRequests
 from traces.requests import WHOLE, RequestTrace, Selection
 from traces.steps import StepLog
@@ -33,6 +33,8 @@ class Reading(Generic[T]):
     """What stands against that."""
     questions: tuple[Question, ...] = ()
     """Everything asked about this file so far, answered or not."""
+    unmapped: Unmapped | None = None
+    """What the user can name by hand in this file, where its columns are not known."""
     answers: ReadAnswers = NO_ANSWERS
     """What the user said."""
     file_name: str = ""
@@ -44,7 +46,7 @@ class Reading(Generic[T]):
 
     def upload(self, data: bytes, file_name: str, read: Callable[[bytes, str, ReadAnswers], T | InputError]) -> None:
         """Take a new file; whatever was known of the one before is gone."""
-        self.file_name, self.questions = file_name, ()
+        self.file_name, self.questions, self.unmapped = file_name, (), None
         self.num_uploads += 1
         self._read(data, NO_ANSWERS, read)
 
@@ -56,7 +58,7 @@ class Reading(Generic[T]):
     def give(self, value: T, file_name: str) -> None:
         """Take something that is understood already."""
         self.value, self.fault, self.questions, self.answers = value, None, (), NO_ANSWERS
-        self.file_name, self.data = file_name, None
+        self.file_name, self.data, self.unmapped = file_name, None, None
 
     def _read(
         self, data: bytes, answers: ReadAnswers, read: Callable[[bytes, str, ReadAnswers], T | InputError]
@@ -66,12 +68,13 @@ class Reading(Generic[T]):
         self.answers = answers
         if isinstance(outcome, InputError):
             self.value, self.fault = None, outcome
+            self.unmapped = outcome.unmapped or self.unmapped
             asked = outcome.questions if isinstance(outcome, NeedsAnswer) else ()
             again = {question.field for question in asked}
             self.questions = (*(q for q in self.questions if q.field not in again), *asked)
         else:
             self.value, self.fault = outcome, None
-        is_open = isinstance(self.fault, NeedsAnswer | BadData) or bool(self.questions)
+        is_open = isinstance(self.fault, NeedsAnswer | BadData) or bool(self.questions or self.unmapped)
         self.data = data if is_open else None
 
 

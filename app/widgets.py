@@ -10,6 +10,7 @@ from streamlit.typing import UploadedFile
 
 from app.figures.calibration import Against
 from app.figures.labels import MS_PER_S, TERMS
+from app.frames import ROLES
 from planner.command import MODEL, MODEL_NAME
 from planner.engine_config import GPU_TIERS, EngineConfig
 from planner.executors import ADDRESS_VARIABLE
@@ -18,7 +19,7 @@ from planner.search import Objective
 from planner.slo import Slo
 from planner.step_time import StepTime
 from traces.answers import ReadAnswers
-from traces.errors import Question
+from traces.errors import Question, Unmapped
 from traces.requests import RequestTrace, Selection
 from traces.selection import stamp_step_s
 from traces.steps import ServerFacts
@@ -58,6 +59,22 @@ def ask_answers(questions: tuple[Question, ...], answers: ReadAnswers, name: str
         )
         answers = replace(answers, **{question.field: value})
     return answers
+
+
+def ask_columns(unmapped: Unmapped, answers: ReadAnswers, name: str) -> ReadAnswers:
+    """Ask what the columns of a file are; nothing changes until every part has one."""
+    chosen = {}
+    for column, field in zip(st.columns(len(unmapped.fields)), unmapped.fields, strict=True):
+        role = field.removesuffix("_column")
+        given = getattr(answers, field)
+        chosen[field] = column.selectbox(
+            f"Column with the {ROLES.get(role, role)}",
+            unmapped.columns,
+            index=unmapped.columns.index(given) if given in unmapped.columns else None,
+            placeholder="choose a column",
+            key=f"{name}_{field}",
+        )
+    return replace(answers, **chosen) if all(chosen.values()) else answers
 
 
 def ask_source(sources: tuple[str, ...]) -> str:

@@ -67,8 +67,21 @@ class Question:
         return f"{self.text} Answer with {choices}."
 
 
+@dataclass(frozen=True, slots=True)
+class Unmapped:
+    """Columns of which the user has to say what they are."""
+
+    fields: tuple[str, ...]
+    """Fields of `ReadAnswers` that take a column's name."""
+    columns: tuple[str, ...]
+    """Every column of the file."""
+
+
 class InputError(Exception):
     """Something the user gave cannot be used as it is."""
+
+    unmapped: Unmapped | None = None
+    """What can be named by hand, where parts of the file are not recognised by their names."""
 
     def __init__(self, file_name: str, message: str) -> None:
         super().__init__(f"{file_name}: {message}")

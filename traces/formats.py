@@ -8,12 +8,13 @@ underscores, dots or dashes is recognised too, and the receipt says so.
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import pyarrow as pa
 
 from traces.answers import ReadAnswers
 from traces.checks import is_list
-from traces.errors import BadData, Choice, NeedsAnswer, Problem, Question, UnreadableFile
+from traces.errors import BadData, Choice, InputError, NeedsAnswer, Problem, Question, Unmapped, UnreadableFile
 from traces.nested import RowPath
 from traces.units import Stated, unit_in_name
 
@@ -386,6 +387,12 @@ class StepColumns:
         return dict(self.by_role)[role]
 
 
+TRACE_FIELDS = ("arrival_column", "prompt_column", "output_column")
+STEP_FIELDS = ("step_time_column", "prefill_tokens_column", "decode_reqs_column")
+"""Answers that name a column by hand."""
+F = TypeVar("F", bound=InputError)
+
+
 def recognise_trace(schema: pa.Schema, form: str, answers: ReadAnswers, file_name: str) -> TraceColumns:
     """Find the arrival, prompt and output column by name.
 
@@ -492,14 +499,13 @@ def recognise_steps(schema: pa.Schema, form: str, answers: ReadAnswers, file_nam
     missing = [role for role in STEP_ROLES_NEEDED if not found[role] and not named.get(role)]
     if len(missing) > 1 and not any(named.values()):
         wanted = "a step log (needed: step time, prefill tokens, decoding requests)"
-        hand = "--step-time-column, --prefill-tokens-column and --decode-reqs-column"
-        raise _unknown_layout(schema.names, form, wanted, hand, file_name)
+        raise _unknown_layout(schema.names, form, wanted, STEP_FIELDS, file_name)
     problems = [
         _absent(STEP_ROLES_NEEDED[role], schema.names, f"--{role.replace('_', '-')}-column") for role in missing
     ]
     problems += _misnamed(schema.names, named)
     if problems:
-        raise BadData(file_name, tuple(problems))
+        raise _unmapped(BadData(file_name, tuple(problems)), STEP_FIELDS, schema.names)
     columns = {role: named.get(role) or names[0] for role, names in found.items() if named.get(role) or names}
     _refuse_twins(schema.names, columns.values(), file_name)
     notices: tuple[str, ...] = ()
@@ -562,8 +568,7 @@ def _column_by_column(schema: pa.Schema, form: str, named: dict[str, str | None]
                 found[role].append(column)
     if not any(found.values()) and not any(named.values()):
         wanted = "a request trace; known: " + ", ".join(dict.fromkeys(layout.name for layout in TRACE_LAYOUTS))
-        hand = "--arrival-column, --prompt-column and --output-column"
-        raise _unknown_layout(schema.names, form, wanted, hand, file_name)
+        raise _unknown_layout(schema.names, form, wanted, TRACE_FIELDS, file_name)
     problems = _misnamed(schema.names, named)
     questions = []
     for role, columns in found.items():
@@ -577,7 +582,7 @@ def _column_by_column(schema: pa.Schema, form: str, named: dict[str, str | None]
             free = [name for name in schema.names if name not in sum(found.values(), [])]
             problems.append(_absent(_names(expected)[role], schema.names, f"--{role}-column", free))
     if problems:
-        raise BadData(file_name, tuple(problems))
+        raise _unmapped(BadData(file_name, tuple(problems)), TRACE_FIELDS, schema.names)
     if questions:
         raise NeedsAnswer(file_name, tuple(questions))
     return {role: named[role] or columns[0] for role, columns in found.items()}
@@ -682,16 +687,26 @@ def _refuse_twins(names: list[str], used: Iterable[str], file_name: str) -> None
         raise BadData(file_name, problems)
 
 
-def _unknown_layout(names: list[str], form: str, wanted: str, hand: str, file_name: str) -> UnreadableFile:
+def _unmapped(fault: F, fields: tuple[str, ...], names: list[str]) -> F:
+    """Add to a fault what can be named by hand."""
+    fault.unmapped = Unmapped(fields, tuple(dict.fromkeys(names)))
+    return fault
+
+
+def _unknown_layout(
+    names: list[str], form: str, wanted: str, hand_fields: tuple[str, ...], file_name: str
+) -> UnreadableFile:
     """Say that nothing in the file is known."""
+    *first, last = ("--" + field.replace("_", "-") for field in hand_fields)
     numeric = all(name.replace(".", "", 1).replace("-", "", 1).isdigit() for name in names)
-    return UnreadableFile(
+    fault = UnreadableFile(
         file_name,
         f"{form} whose layout is not known; columns found: {_listed(names)}. Not recognised as {wanted}. "
-        f"Name the columns by hand with {hand}, or export flat columns."
+        f"Name the columns by hand with {', '.join(first)} and {last}, or export flat columns."
         + (HEADER_HINT if numeric else "")
         + _other_kind(names),
     )
+    return _unmapped(fault, hand_fields, names)
 
 
 def _other_kind(names: list[str]) -> str:

@@ -9,7 +9,7 @@ from shared import files
 from streamlit.testing.v1 import AppTest
 
 from app import compute
-from planner.plan_file import save_plan, write_plan
+from planner.plan_file import read_plan, save_plan, write_plan
 from planner.search import Recommendation
 from planner.step_time import StepTimeFit, write_model
 from planner.verdict import seconds
@@ -357,6 +357,27 @@ def test_an_open_question_is_asked_with_the_consequence_of_each_answer() -> None
     question.set_value(milliseconds.split(":")[0]).run()
     assert test.table[0].value.loc["time unit", "value"].startswith("ms")
     assert {metric.label: metric.value for metric in test.metric}["Span"] == "12.5 s"
+
+
+def test_unknown_columns_are_named_by_hand_and_the_plan_file_says_so() -> None:
+    rows = b"when,inn,outt,other\n0.0,10,2,x\n1.5,20,3,y\n2.0,30,4,z\n"
+    test = upload(opened(), "odd.csv", rows)
+    assert "not known by their names" in words(test)
+    boxes = {box.label: box for box in test.selectbox}
+    boxes["Column with the arrival time"].set_value("when")
+    boxes["Column with the prompt tokens"].set_value("inn")
+    boxes["Column with the output tokens"].set_value("outt").run()
+    (question,) = test.radio
+    question.set_value("s").run()
+    assert test.table[0].value.loc["prompt tokens", "value"] == "column inn"
+    assert {metric.label: metric.value for metric in test.metric}["Prompt tokens"] == "60"
+    next(box for box in test.selectbox if box.label == "Column with the output tokens").set_value("inn").run()
+    assert {metric.label: metric.value for metric in test.metric}["Output tokens"] == "60"
+    shown(test, "calibration").segmented_control[0].set_value("By hand").run()
+    press(test, "Use these coefficients")
+    planned(press(shown(test, "plan"), "Plan"))
+    saved = test.session_state["session"].finished.saved
+    assert read_plan(write_plan(saved)).trace.answers.prompt_column == "inn"
 
 
 def test_a_bad_file_gets_a_table_and_a_way_on() -> None:

@@ -310,6 +310,10 @@ def measures(slo: Slo) -> tuple[Measure, ...]:
     """Rows of the comparison, in the order in which they matter."""
     gap, wait = percentile(slo.itl_percentile), percentile(slo.ttft_percentile)
     target_gap = () if gap in ("p50", "p99") else (_gap(gap, lambda s: s.itl_at_percentile_s),)
+    end = Measure(
+        f"E2E {percentile(slo.e2e_percentile)}", lambda s: s.e2e_at_percentile_s, seconds, needs_stability=True
+    )
+    target_end = () if slo.e2e_s is None else (end,)
     target_wait = () if wait in ("p50", "p99") else (_wait(wait, lambda s: s.ttft_at_percentile_s),)
     return (
         _gap("p50", lambda s: s.itl.p50_s),
@@ -326,7 +330,9 @@ def measures(slo: Slo) -> tuple[Measure, ...]:
         _wait("p50", lambda s: s.ttft.p50_s),
         _wait("p99", lambda s: s.ttft.p99_s),
         *target_wait,
+        Measure("Stalled share of the streaming time", lambda s: s.stalled_share, percent),
         Measure("E2E p50, arrival to last token", lambda s: s.e2e.p50_s, seconds, needs_stability=True),
+        *target_end,
         Measure(
             "Throughput, output tokens per second", lambda s: s.output_tokens_per_s, three_digits, is_more_better=True
         ),

@@ -107,6 +107,10 @@ def _target_in_words(session: Session) -> str:
         words += f" · no gap above {seconds(slo.worst_gap_s)}"
     if slo.ttft_s is not None:
         words += f" · TTFT p{100 * slo.ttft_percentile:g} ≤ {seconds(slo.ttft_s)}"
+    if slo.e2e_s is not None:
+        words += f" · E2E p{100 * slo.e2e_percentile:g} ≤ {seconds(slo.e2e_s)}"
+    if slo.stalled_share is not None:
+        words += f" · stalled ≤ {100 * slo.stalled_share:.3g} %"
     return words + planning
 
 

@@ -270,12 +270,27 @@ def ask_slo() -> Slo:
         ttft_ms = _target("TTFT target, ms", "ttft_ms", "TTFT: first token − arrival, queueing included.")
     with wait_share:
         ttft_percentile = _percentile("for this share of requests", "ttft_percentile", "Also the percentile shown.")
+    with st.expander("More targets"):
+        end, end_share, still = st.columns(3, vertical_alignment="bottom")
+    with end:
+        e2e_ms = _target("E2E target, ms", "e2e_ms", "E2E: last token − arrival.")
+    with end_share:
+        e2e_percentile = _percentile("for this share of all requests", "e2e_percentile", "Of the E2E target.")
+    with still:
+        stalled_percent = _target(
+            "Stalled at most, % of streaming time",
+            "stalled_percent",
+            "Stalled time: the parts of gaps above the token gap target, summed over all requests.",
+        )
     return Slo(
         itl_s=itl_ms / MS_PER_S,
         itl_percentile=itl_percentile,
         worst_gap_s=None if worst_ms is None else worst_ms / MS_PER_S,
         ttft_s=None if ttft_ms is None else ttft_ms / MS_PER_S,
         ttft_percentile=ttft_percentile,
+        stalled_share=None if stalled_percent is None else stalled_percent / 100,
+        e2e_s=None if e2e_ms is None else e2e_ms / MS_PER_S,
+        e2e_percentile=e2e_percentile,
     )
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engine_config import EngineConfig
-from planner.metrics import UNSTABLE_GROWTH, Summary, summarise
-from planner.replay import replay
-from planner.slo import Slo
+from planner.metrics import UNSTABLE_GROWTH, Summary, distribution, e2e_s, summarise, ttft_s
+from planner.replay import Replay, replay
+from planner.slo import ClassTarget, Slo
 from planner.step_time import StepTime
 from traces.requests import RequestTrace
 
@@ -27,6 +27,10 @@ class Reason(StrEnum):
     """The longest gap is above its cap."""
     TTFT = "ttft"
     """TTFT at the percentile is above its target."""
+    E2E = "e2e"
+    """Arrival to last token at the percentile is above its target."""
+    STALLED_SHARE = "stalled_share"
+    """Streams stand still for a larger share of their time than is allowed."""
     LATER_TOKENS = "later_tokens"
     """It meets every target, but its TTFT at the percentile is higher than the best one's."""
     LARGER_GAPS = "larger_gaps"
@@ -51,6 +55,8 @@ class Rejection:
     """ "s", "tokens/s", "requests", or "" for a share."""
     percentile: float | None = None
     """Percentile that `measured` is, 0–1; None when it is none."""
+    target: ClassTarget | None = None
+    """The class of requests whose target it is; None = all requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +85,9 @@ def evaluate(
 ) -> Candidate:
     """Replay one setting and hold it against the targets."""
     run = replay(trace, engine_config, step_time, cancel=cancel)
-    summary = summarise(run, slo.itl_s, slo.itl_percentile, slo.ttft_percentile)
-    return Candidate(engine_config, summary, violations(summary, slo))
+    summary = summarise(run, slo.itl_s, slo.itl_percentile, slo.ttft_percentile, slo.e2e_percentile)
+    of_classes = [missed for target in slo.classes for missed in _missed_by_class(trace, run, target, slo)]
+    return Candidate(engine_config, summary, (*violations(summary, slo), *of_classes))
 
 
 def violations(summary: Summary, slo: Slo) -> tuple[Rejection, ...]:
@@ -91,10 +98,37 @@ def violations(summary: Summary, slo: Slo) -> tuple[Rejection, ...]:
         found.append(Rejection(Reason.STALLED, float(waiting), 0.0, "requests"))
     elif summary.is_unstable:
         found.append(Rejection(Reason.UNSTABLE, summary.ttft_growth, UNSTABLE_GROWTH, ""))
-    return (
-        *found,
-        *missed_latencies(summary.itl_at_percentile_s, summary.itl.max_s, summary.ttft_at_percentile_s, slo),
-    )
+    gap_s, worst_s, wait_s = summary.itl_at_percentile_s, summary.itl.max_s, summary.ttft_at_percentile_s
+    found += missed_latencies(gap_s, worst_s, wait_s, slo)
+    if slo.e2e_s is not None and not summary.e2e_at_percentile_s <= slo.e2e_s:
+        found.append(Rejection(Reason.E2E, summary.e2e_at_percentile_s, slo.e2e_s, "s", slo.e2e_percentile))
+    if slo.stalled_share is not None and summary.stalled_share > slo.stalled_share:
+        found.append(Rejection(Reason.STALLED_SHARE, summary.stalled_share, slo.stalled_share, ""))
+    return tuple(found)
+
+
+def _missed_by_class(trace: RequestTrace, run: Replay, target: ClassTarget, slo: Slo) -> list[Rejection]:
+    """Every target of a class that its requests miss; a class without requests misses none."""
+    is_member = (trace.prompt_tokens >= target.min_prompt_tokens) & ~run.never_runs
+    if target.max_prompt_tokens is not None:
+        is_member &= trace.prompt_tokens <= target.max_prompt_tokens
+    if target.priority is not None:
+        is_member &= trace.priority == target.priority if trace.priority is not None else False
+    if not is_member.any():
+        return []
+    found = []
+    for reason, values_s, limit_s, percentile in (
+        (Reason.TTFT, ttft_s(run), target.ttft_s, slo.ttft_percentile),
+        (Reason.E2E, e2e_s(run), target.e2e_s, slo.e2e_percentile),
+        (Reason.WORST_GAP, run.worst_gap_s, target.worst_gap_s, None),
+    ):
+        if limit_s is not None:
+            values = distribution(values_s[is_member])
+            measured_s = values.percentile(1.0 if percentile is None else percentile)
+            # No gap is no stall, but no first or last token is no answer.
+            if measured_s > limit_s or (percentile is not None and values.num == 0):
+                found.append(Rejection(reason, measured_s, limit_s, "s", percentile, target))
+    return found
 
 
 def missed_latencies(

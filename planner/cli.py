@@ -37,7 +37,7 @@ from planner.plan_file import SavedPlan, open_plan, save_plan, trace_origin, wri
 from planner.replay import Replay, replay, warm_up
 from planner.routing import Routing
 from planner.search import Objective, Recommendation, recommend
-from planner.slo import Slo
+from planner.slo import ClassTarget, Slo
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model, step_time_of, write_model
 from planner.verdict import (
     binding_constraint,
@@ -489,6 +489,16 @@ def _add_target_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--worst-gap-ms", type=_number, help="cap on the longest gap of any request")
     group.add_argument("--ttft-ms", type=_number, help="target time to first token")
     group.add_argument("--ttft-percentile", type=_number, default=99.0)
+    group.add_argument("--e2e-ms", type=_number, help="target time from arrival to last token")
+    group.add_argument("--e2e-percentile", type=_number, default=99.0)
+    group.add_argument("--stalled-percent", type=_number, help="most time beyond the gap target, of all streaming time")
+    group.add_argument(
+        "--class-target",
+        action="append",
+        default=[],
+        metavar="prompt=MIN-MAX,priority=N,ttft_ms=…,e2e_ms=…,worst_gap_ms=…",
+        help="targets of some requests only; may be given more than once",
+    )
     group.add_argument("--objective", choices=[o.value for o in Objective], default=Objective.LOWEST_TTFT.value)
     group.add_argument(
         "--gpu-memory-gib",
@@ -637,11 +647,11 @@ def _slo(arguments: argparse.Namespace) -> Slo:
     """The targets given on the command line."""
     if min(getattr(arguments, "loads", LOADS)) <= 0:
         raise BadPlan("command line", "--loads must be above 0")
-    for name in ("itl_ms", "worst_gap_ms", "ttft_ms", "growth", "window_s"):
+    for name in ("itl_ms", "worst_gap_ms", "ttft_ms", "e2e_ms", "growth", "window_s"):
         value = getattr(arguments, name, None)
         if value is not None and not value > 0:
             raise BadPlan("command line", f"--{name.replace('_', '-')} is {value:g}; it must be above 0")
-    for name in ("itl_percentile", "ttft_percentile"):
+    for name in ("itl_percentile", "ttft_percentile", "e2e_percentile"):
         if not 0 < getattr(arguments, name) <= 100:
             raise BadPlan("command line", f"--{name.replace('_', '-')} must be above 0 and at most 100")
     if arguments.gpu_memory_gib < 0:
@@ -652,7 +662,32 @@ def _slo(arguments: argparse.Namespace) -> Slo:
         worst_gap_s=None if arguments.worst_gap_ms is None else arguments.worst_gap_ms / 1e3,
         ttft_s=None if arguments.ttft_ms is None else arguments.ttft_ms / 1e3,
         ttft_percentile=arguments.ttft_percentile / 100,
+        stalled_share=None if arguments.stalled_percent is None else arguments.stalled_percent / 100,
+        e2e_s=None if arguments.e2e_ms is None else arguments.e2e_ms / 1e3,
+        e2e_percentile=arguments.e2e_percentile / 100,
+        classes=tuple(_class_target(text) for text in arguments.class_target),
     )
+
+
+def _class_target(text: str) -> ClassTarget:
+    """A class of requests and what is wanted for it, as one option says it."""
+    try:
+        given = dict(part.split("=", 1) for part in text.split(","))
+        first, _, last = given.pop("prompt", "1-").partition("-")
+        priority = given.pop("priority", None)
+        limits_s = {name.replace("_ms", "_s"): _number(value) / 1e3 for name, value in given.items()}
+        target = ClassTarget(
+            int(first), int(last) if last else None, None if priority is None else int(priority), **limits_s
+        )
+    except (ValueError, TypeError) as fault:
+        raise BadPlan(
+            "command line",
+            f"--class-target {text}: write it as prompt=1-1000,ttft_ms=500; known are prompt, priority, ttft_ms, "
+            "e2e_ms and worst_gap_ms",
+        ) from fault
+    if not limits_s or min(limits_s.values()) <= 0:
+        raise BadPlan("command line", f"--class-target {text}: needs a limit above 0, such as ttft_ms=500")
+    return target
 
 
 def _check_output(path: str | None) -> None:

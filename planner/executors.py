@@ -82,7 +82,11 @@ class ClusterExecutor(Executor):
     def _shipped(self, trace: RequestTrace) -> Any:
         """The trace as the cluster knows it."""
         if trace.digest not in self._traces:
-            self._traces[trace.digest] = self.client.submit(_itself, trace, key=f"trace-{trace.digest}")
+            import dask
+
+            # Dask warns of large tasks: they burden its scheduler when there are many. This is one.
+            with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
+                self._traces[trace.digest] = self.client.submit(_itself, trace, key=f"trace-{trace.digest}")
         return self._traces[trace.digest]
 
 

@@ -188,6 +188,8 @@ class Summary:
     """Share of the pooled gaps within the target, 0–1."""
     stalled_s: float
     """Stalled time: sum of the parts of gaps above the target, seconds over all requests."""
+    stalled_share: float
+    """Stalled time ÷ the sum of all gaps, 0–1; NaN without gaps."""
     ttft: Spread
     """Time to first token, queueing included."""
     ttft_at_percentile_s: float
@@ -196,6 +198,8 @@ class Summary:
     """Time per output token, per request."""
     e2e: Spread
     """Arrival to last token."""
+    e2e_at_percentile_s: float
+    """E2E at the percentile of the target, seconds."""
     queue: Spread
     """Arrival to first scheduled."""
     output_tokens_per_s: float
@@ -228,7 +232,13 @@ class Summary:
     """The queue grows for as long as the trace lasts; latencies then say more about its length than about vLLM."""
 
 
-def summarise(run: Replay, itl_target_s: float, itl_percentile: float = 0.99, ttft_percentile: float = 0.99) -> Summary:
+def summarise(
+    run: Replay,
+    itl_target_s: float,
+    itl_percentile: float = 0.99,
+    ttft_percentile: float = 0.99,
+    e2e_percentile: float = 0.99,
+) -> Summary:
     """All numbers of one replay.
 
     Parameters
@@ -236,10 +246,10 @@ def summarise(run: Replay, itl_target_s: float, itl_percentile: float = 0.99, tt
     run : Replay
     itl_target_s : float
         Target for `itl_attainment` and `stalled_s`, seconds.
-    itl_percentile, ttft_percentile : float
+    itl_percentile, ttft_percentile, e2e_percentile : float
         Percentiles of the targets, 0–1.
     """
-    gaps, ttft = itl(run), distribution(ttft_s(run))
+    gaps, ttft, e2e = itl(run), distribution(ttft_s(run)), distribution(e2e_s(run))
     decoding = run.steps[run.steps["num_decodes"] > 0]
     usable = run.engine_config.num_gpu_blocks - 1
     any_token = run.num_outputs > 0
@@ -256,10 +266,12 @@ def summarise(run: Replay, itl_target_s: float, itl_percentile: float = 0.99, tt
         itl_at_percentile_s=gaps.percentile(itl_percentile),
         itl_attainment=gaps.share_within(itl_target_s),
         stalled_s=gaps.excess_s(itl_target_s),
+        stalled_share=gaps.excess_s(itl_target_s) / gaps.excess_s(0.0) if gaps.num else float("nan"),
         ttft=spread(ttft),
         ttft_at_percentile_s=ttft.percentile(ttft_percentile),
         tpot=spread(distribution(tpot_s(run))),
-        e2e=spread(distribution(e2e_s(run))),
+        e2e=spread(e2e),
+        e2e_at_percentile_s=e2e.percentile(e2e_percentile),
         queue=spread(distribution(queue_s(run))),
         output_tokens_per_s=float(run.num_outputs.sum()) / makespan_s,
         requests_per_s=float(run.is_finished.sum()) / makespan_s,

@@ -4,6 +4,28 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class ClassTarget:
+    """Latency targets of some requests only, on top of those of all; percentiles are those of the `Slo`.
+
+    Gaps pooled over a class have no target: a replay counts gaps per step, not per request. The worst gap of each
+    request it knows.
+    """
+
+    min_prompt_tokens: int = 1
+    """Shortest prompt of the class, tokens."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt of the class, tokens; None = no bound."""
+    priority: int | None = None
+    """Only requests of this priority; None = of any."""
+    ttft_s: float | None = None
+    """Target time to first token, seconds; None = not constrained, like the next two."""
+    e2e_s: float | None = None
+    """Target time from arrival to last token, seconds."""
+    worst_gap_s: float | None = None
+    """Longest gap any request of the class may see, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Slo:
     """Latency targets; every one that is set must hold."""
 
@@ -17,3 +39,11 @@ class Slo:
     """Target time to first token, seconds, queueing included; None = not constrained."""
     ttft_percentile: float = 0.99
     """Share of requests whose first token must come within `ttft_s`; 0–1."""
+    stalled_share: float | None = None
+    """Most stalled time (parts of gaps above `itl_s`) as a share of all streaming time, 0–1; None = not constrained."""
+    e2e_s: float | None = None
+    """Target time from arrival to last token, seconds; None = not constrained."""
+    e2e_percentile: float = 0.99
+    """Share of requests whose last token must come within `e2e_s`; 0–1."""
+    classes: tuple[ClassTarget, ...] = ()
+    """Further targets of some requests."""

@@ -6,7 +6,7 @@ from planner.candidates import Candidate, Reason, Rejection
 from planner.capacity import Curve, Headroom, Replicas, Window
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.search import Objective, Recommendation
-from planner.slo import Slo
+from planner.slo import ClassTarget, Slo
 from traces.requests import RequestTrace
 
 WORTHWHILE = 0.05
@@ -100,11 +100,14 @@ def rejection_sentence(rejection: Rejection) -> str:
         return f"stalled, {rejection.measured:,.0f} requests wait for ever; latencies are those of the others"
     if rejection.reason is Reason.NO_BETTER:
         return "meets the targets, no better by the objective"
+    if rejection.reason is Reason.STALLED_SHARE:
+        return f"stalled {100 * rejection.measured:.3g} % of the streaming time against {100 * rejection.limit:.3g} %"
     percentile = "" if rejection.percentile is None else f"p{100 * rejection.percentile:g} "
     what = {
         Reason.ITL: f"{percentile}token gap",
         Reason.WORST_GAP: "worst token gap",
         Reason.TTFT: f"{percentile}TTFT",
+        Reason.E2E: f"{percentile}E2E",
         Reason.LATER_TOKENS: f"meets the targets, but {percentile}TTFT",
         Reason.LARGER_GAPS: f"meets the targets, but {percentile}token gap",
         Reason.LESS_THROUGHPUT: "meets the targets, but",
@@ -114,7 +117,21 @@ def rejection_sentence(rejection: Rejection) -> str:
     measured, limit = seconds(rejection.measured), seconds(rejection.limit)
     if measured == limit and rejection.measured != rejection.limit:
         measured = f"{1e3 * rejection.measured:.6g} ms"  # three digits would not show that it is above
-    return f"{what} {measured} against {limit}"
+    whose = "" if rejection.target is None else f"{class_in_words(rejection.target)}: "
+    return f"{whose}{what} {measured} against {limit}"
+
+
+def class_in_words(target: ClassTarget) -> str:
+    """Which requests a target is for."""
+    if target.max_prompt_tokens is None:
+        words = "" if target.min_prompt_tokens == 1 else f"prompts of {target.min_prompt_tokens:,} tokens or more"
+    elif target.min_prompt_tokens == 1:
+        words = f"prompts up to {target.max_prompt_tokens:,} tokens"
+    else:
+        words = f"prompts of {target.min_prompt_tokens:,} to {target.max_prompt_tokens:,} tokens"
+    if target.priority is not None:
+        return f"{words or 'requests'} of priority {target.priority}"
+    return words or "all requests"
 
 
 def binding_constraint(plan: Recommendation) -> str:
@@ -215,12 +232,28 @@ def slo_sentence(slo: Slo, objective: Objective) -> str:
         parts.append(f"no gap above {seconds(slo.worst_gap_s)}")
     if slo.ttft_s is not None:
         parts.append(f"p{100 * slo.ttft_percentile:g} of TTFT at most {seconds(slo.ttft_s)}")
+    if slo.e2e_s is not None:
+        parts.append(f"p{100 * slo.e2e_percentile:g} of E2E at most {seconds(slo.e2e_s)}")
+    if slo.stalled_share is not None:
+        parts.append(f"at most {100 * slo.stalled_share:.3g} % of the streaming time stalled")
+    parts += [_class_sentence(target, slo) for target in slo.classes]
     goal = {
         Objective.LOWEST_TTFT: f"the lowest p{100 * slo.ttft_percentile:g} TTFT",
         Objective.MOST_HEADROOM: "the smallest gap",
         Objective.HIGHEST_THROUGHPUT: "the highest throughput",
     }[objective]
     return f"{', '.join(parts)}; among the settings that meet this, {goal}."
+
+
+def _class_sentence(target: ClassTarget, slo: Slo) -> str:
+    """The targets of a class."""
+    limits = (
+        (f"p{100 * slo.ttft_percentile:g} of TTFT", target.ttft_s),
+        (f"p{100 * slo.e2e_percentile:g} of E2E", target.e2e_s),
+        ("every gap", target.worst_gap_s),
+    )
+    asked = [f"{what} at most {seconds(limit_s)}" for what, limit_s in limits if limit_s is not None]
+    return f"for {class_in_words(target)} {' and '.join(asked)}"
 
 
 def rules_in_force(config: EngineConfig) -> tuple[str, ...]:

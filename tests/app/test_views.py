@@ -340,6 +340,16 @@ def test_results_are_marked_the_moment_an_input_changes(example: AppTest) -> Non
     assert "belong to other inputs" not in words(example)
 
 
+def test_more_targets_are_part_of_the_target(example: AppTest) -> None:
+    shown(example, "plan").number_input(key="e2e_ms").set_value(20_000.0)
+    example.number_input(key="stalled_percent").set_value(2.0).run()
+    assert "E2E p99 ≤ 20 s · stalled ≤ 2 %" in words(example)
+    assert "Changed since: targets." in words(example)
+    example.number_input(key="e2e_ms").set_value(None)
+    example.number_input(key="stalled_percent").set_value(None).run()
+    assert "belong to other inputs" not in words(example)
+
+
 def test_inputs_survive_a_look_at_another_page(example: AppTest) -> None:
     shown(example, "plan").number_input(key="itl_ms").set_value(55.0).run()
     shown(example, "trace")

@@ -10,6 +10,8 @@ from traces_by_hand import chat_trace
 
 from planner.cli import main
 from planner.engine_config import EngineConfig
+from planner.plan_file import open_plan
+from planner.slo import ClassTarget
 from traces.synthetic import LOG_SAMPLE, TRACE_SAMPLE
 
 
@@ -121,6 +123,12 @@ def test_a_target_that_no_setting_meets_ends_with_3(capsys, trace_file, tmp_path
         (["capacity", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--loads", "1", "0"], "--loads must be above 0"),
         (["capacity", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--window-s", "0"], "--window-s is 0"),
         (["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--dask-scheduler", "nonsense"], "no Dask scheduler"),
+        (
+            ["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--class-target", "ttft_ms"],
+            "write it as",
+        ),
+        (["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--class-target", "colour=1"], "known are prompt"),
+        (["plan", "{trace}", "--base-ms", "8", "--itl-ms", "80", "--class-target", "prompt=1-9"], "needs a limit"),
         (["inspect", "{trace}", "--request", "151"], "no such data row"),
         (["inspect", "{trace}", "--window", "5", "1"], "the first before the second"),
     ],
@@ -364,3 +372,18 @@ def test_a_missed_plan_has_no_command_to_export(capsys, trace_file, tmp_path):
         assert (code, out) == (3, "")
         assert "Nothing to deploy: Missed by every setting" in err
     assert run(capsys, "export", tmp_path / "p.json", "--as", "bench")[0] == 0
+
+
+def test_all_targets_go_from_the_command_line_into_the_plan(capsys, trace_file, tmp_path):
+    more = (
+        *("--e2e-ms", 60_000, "--e2e-percentile", 95, "--stalled-percent", 50, "--class-target"),
+        *("prompt=1-1000,priority=0,ttft_ms=9000", "--class-target", "prompt=2000-,worst_gap_ms=900,e2e_ms=70000"),
+    )
+    code, _, _ = run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 80, *more, "-o", tmp_path / "p.json")
+    assert code == 0
+    slo = open_plan(str(tmp_path / "p.json")).recommendation.slo
+    assert (slo.e2e_s, slo.e2e_percentile, slo.stalled_share) == (60.0, 0.95, 0.5)
+    assert slo.classes == (
+        ClassTarget(1, 1000, 0, ttft_s=9.0),
+        ClassTarget(2000, None, None, e2e_s=70.0, worst_gap_s=0.9),
+    )

@@ -163,6 +163,7 @@ def test_a_trace_is_sent_once(cluster):
     with executor_at(cluster.address) as there:
         places = {future.result() for future in [there.submit(id, trace) for _ in range(40)]}
         again = {future.result() for future in [there.submit(id, chat_trace(30)) for _ in range(40)]}
+        assert there.submit(len, chat_trace(400_000)).result() == 400_000  # 13 MB, and no warning: it would be an error
     assert len(places | again) <= 2, "one copy per worker, and the digest tells that it is the same trace"
 
 

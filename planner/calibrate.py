@@ -27,6 +27,7 @@ from planner.regression import (
     PER_KV_TOKEN_MIXED,
     PER_PREFILL_TOKEN,
     PER_SEQ,
+    PREFILL_TERMS,
     Bools,
     Columns,
     Floats,
@@ -39,7 +40,6 @@ from planner.regression import (
     floored,
     in_time_order,
     percentile,
-    solve_both,
 )
 from planner.step_time import TERMS, Coefficient, Covered, StepNoise, StepTime, StepTimeFit, step_time_from_seconds
 from traces.steps import StepLog
@@ -282,9 +282,12 @@ def _result(log: StepLog, steps: Steps, kept: Bools, beta: Floats, chosen: Colum
     """The fit as the rest of the product sees it."""
     fitted = steps.take(kept)
     blocks = as_blocks(fitted, beta)
-    draws = np.array([solve_both(gram, moment, chosen) for gram, moment in blocks.resample()])
-    low, high = np.quantile(draws, _interval_levels(len(blocks.gram)), axis=0)
-    low, high = np.minimum(low, beta), np.maximum(high, beta)
+    draws = blocks.draws(chosen)
+    low, high = beta.copy(), beta.copy()
+    for kind, terms in enumerate((DECODE_TERMS, PREFILL_TERMS)):
+        num_blocks = int(np.count_nonzero(blocks.gram[:, kind, BASE, BASE]))
+        ends = np.quantile(draws[:, terms], _interval_levels(num_blocks), axis=0)
+        low[terms], high[terms] = np.minimum(ends[0], beta[terms]), np.maximum(ends[1], beta[terms])
     coefficients = tuple(
         Coefficient(TERMS[column], float(beta[column]), float(low[column]), float(high[column])) for column in chosen
     )
@@ -364,7 +367,8 @@ def decode_only_s(step_time: StepTime, num_seqs: Ints, context: float) -> Floats
 
 
 def _interval_levels(num_blocks: int) -> tuple[float, float]:
-    """Percentiles of the draws that make a 95 % interval from this many blocks."""
+    """Percentiles of the draws that make a 95 % interval from this many blocks with steps of the kind."""
+    num_blocks = max(num_blocks, 2)
     low = float(ndtr(-np.sqrt(num_blocks / (num_blocks - 1)) * stdtrit(num_blocks - 1, 0.975)))
     return low, 1.0 - low
 

@@ -139,7 +139,7 @@ def slope_problems(log: StepLog, blocks: "Blocks", beta: Floats, chosen: Columns
     if beta[PER_PREFILL_TOKEN] > 0:
         return []
     slope = []
-    for gram, moment in blocks.resample():
+    for gram, moment in zip(*blocks.resample(), strict=True):
         added = moment[1] - gram[1] @ solve(gram[0], moment[0], those(chosen, DECODE_TERMS))
         slope.append(added[PER_PREFILL_TOKEN] / gram[1, PER_PREFILL_TOKEN, PER_PREFILL_TOKEN])
     low, high = np.quantile(slope, [0.025, 0.975]) * 1e6

@@ -1,6 +1,5 @@
 """The step-time equation as a linear problem: features of steps, and coefficients that are never negative."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -160,6 +159,8 @@ class Blocks:
     """(b, 2, t, t) features' · W · features."""
     moment: Floats
     """(b, 2, t) features' · W · time."""
+    spread: Floats
+    """(b, 2, t) `moment` with residuals as large as those of steps that the fit has not seen."""
 
     def solve(self, columns: Columns) -> Floats:
         """Coefficients from all blocks, (t,)."""
@@ -176,16 +177,23 @@ class Blocks:
             predicted[held_out] = steps.features[held_out] @ beta
         return predicted
 
-    def resample(self) -> Iterator[tuple[Floats, Floats]]:
-        """Normal equations of `NUM_DRAWS` bootstrap samples of the blocks."""
+    def resample(self) -> tuple[Floats, Floats]:
+        """Normal equations of at most `NUM_DRAWS` bootstrap samples of the blocks, (d, 2, t, t) and (d, 2, t)."""
         num_blocks = len(self.gram)
         rng = np.random.default_rng(0)
         counts = rng.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), NUM_DRAWS)
         gram = np.tensordot(counts, self.gram, axes=1)
-        moment = np.tensordot(counts, self.moment, axes=1)
+        moment = np.tensordot(counts, self.spread, axes=1)
         # A sample without a single decode-only step, or step with prefill, says nothing about d, or p.
         both = np.all(gram[:, :, BASE, BASE] > 0, axis=1)
-        return zip(gram[both], moment[both], strict=True)
+        return gram[both], moment[both]
+
+    def draws(self, columns: Columns) -> Floats:
+        """Coefficients of the bootstrap samples, (d, t)."""
+        gram, moment = self.resample()
+        beta = solve_each(gram[:, 0], moment[:, 0], those(columns, DECODE_TERMS))
+        left = moment[:, 1] - np.einsum("dij,dj->di", gram[:, 1], beta)
+        return beta + solve_each(gram[:, 1], left, those(columns, PREFILL_TERMS))
 
 
 def as_blocks(steps: Steps, beta: Floats) -> Blocks:
@@ -207,15 +215,32 @@ def as_blocks(steps: Steps, beta: Floats) -> Blocks:
     weighted = steps.features * (steps.weight / floored(steps, (steps.features * own) @ beta))[:, None]
     kind = steps.has_prefill.astype(np.int64)
     cell = 2 * block + kind
+    unseen_s = predicted + (steps.time_s - predicted) / (1.0 - _leverage(steps, weighted, beta))
     gram = np.zeros((2 * num_blocks, len(TERMS), len(TERMS)))
-    moment = np.zeros((2 * num_blocks, len(TERMS)))
+    moment, spread = np.zeros((2, 2 * num_blocks, len(TERMS)))
     used = np.flatnonzero(weighted.any(axis=0))
     for i in used:
         moment[:, i] = np.bincount(cell, weighted[:, i] * steps.time_s, 2 * num_blocks)
+        spread[:, i] = np.bincount(cell, weighted[:, i] * unseen_s, 2 * num_blocks)
         for j in used:
             gram[:, i, j] = np.bincount(cell, weighted[:, i] * steps.features[:, j], 2 * num_blocks)
     shape = (num_blocks, 2, len(TERMS))
-    return Blocks(block, gram.reshape(*shape, len(TERMS)), moment.reshape(shape))
+    return Blocks(block, gram.reshape(*shape, len(TERMS)), moment.reshape(shape), spread.reshape(shape))
+
+
+def _leverage(steps: Steps, weighted: Floats, beta: Floats) -> Floats:
+    """How much each step pulls the fit to itself, (k,), 0 to 0.9: a few long prefills decide p, and hide their noise.
+
+    Source
+    ------
+    MacKinnon and White 1985, HC3.
+    """
+    leverage = np.zeros(len(steps.time_s))
+    for kind, terms in ((~steps.has_prefill, DECODE_TERMS), (steps.has_prefill, PREFILL_TERMS)):
+        columns = terms & (beta > 0)
+        features, own = steps.features[kind][:, columns], weighted[kind][:, columns]
+        leverage[kind] = np.einsum("ij,ij->i", own, features @ np.linalg.pinv(features.T @ own))
+    return np.clip(leverage, 0.0, 0.9)
 
 
 def in_time_order(steps: Steps) -> bool:
@@ -273,6 +298,23 @@ def solve(gram: Floats, moment: Floats, columns: Columns) -> Floats:
     target = (vectors[:, known].T @ (moment[index] / scale)) / root
     beta = np.zeros(len(TERMS))
     beta[index] = nnls(square, target)[0] / scale
+    return beta
+
+
+def solve_each(gram: Floats, moment: Floats, columns: Columns) -> Floats:
+    """`solve` for many normal equations, (d, t, t) and (d, t) → (d, t)."""
+    index = np.array(columns)
+    scale = np.sqrt(np.maximum(np.diagonal(gram, axis1=1, axis2=2)[:, index], np.finfo(float).tiny))
+    scaled = gram[:, index[:, None], index] / (scale[:, :, None] * scale[:, None, :])
+    values, vectors = np.linalg.eigh(scaled)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        target = np.einsum("dji,dj->di", vectors, moment[:, index] / scale) / values
+        free = np.einsum("dij,dj->di", vectors, target) / scale
+    beta = np.zeros_like(moment)
+    beta[:, index] = free
+    # The free solution is the non-negative one where it is not negative; elsewhere one by one.
+    for row in np.flatnonzero((values[:, 0] <= 1e-12 * values[:, -1]) | ~(free >= 0).all(axis=1)):
+        beta[row] = solve(gram[row], moment[row], columns)
     return beta
 
 

@@ -1,15 +1,20 @@
 """All compiled code: the scheduler of vLLM 0.32 and the step-time equation.
 
 State is rows of structured arrays; a helper takes a row (or an array and a row number) and changes it. The clock is
-int64 nanoseconds. Work per step grows with the running requests, never with the trace. Nothing here looks at a
-request's true output length except `process_output`, which plays the model; the scheduler sees `max_tokens` only.
+int64 nanoseconds. Nothing here looks at a request's true output length except `process_output`, which plays the model,
+and `fall_asleep`, which sets the alarm for it; the scheduler sees `max_tokens` only.
+
+Whoever just decodes, one token a step, is asleep: not in `running`, in no step's entries, only counted. A request wakes
+for its last token, and all do before a step that the budget or the pool might not serve in full, or that writes events.
+So a step costs what it admits, prefills and finishes, whatever is running; without anybody asleep the rules are the
+same, and so is every byte that comes out.
 
 KV blocks are a count as long as their identity cannot matter. With prefix caching they have an identity
 (`Limits.tracks_blocks`): `blocks` holds the free list and the blocks of each key, `keys` says which key each block of
 each request has, `table` which blocks each running request holds. Where it is off these arrays are empty.
 
 Order: dtypes, `replay` (the engine loop), `schedule` and its two passes, the step-time equation, `process_output`,
-the waiting queue, block verbs, event rows.
+sleep, the waiting queue, block verbs, event rows.
 
 Source: vLLM 0.32, v1/engine/core.py (`EngineCore.step`, `step_with_batch_queue`), v1/core/sched/scheduler.py
 (`Scheduler.schedule`, `update_from_output`), v1/core/sched/async_scheduler.py, v1/core/kv_cache_manager.py
@@ -39,6 +44,8 @@ REQUEST = np.dtype(
         ("num_blocks", np.int64),
         ("num_registered", np.int64),  # leading blocks that are in the prefix cache
         ("slot", np.int64),  # row of `table` while it holds blocks
+        ("seat", np.int64),  # grows from admission to admission: the order of the running requests
+        ("asleep_since", np.int64),  # the first step of its sleep; 0 = awake
         ("num_preemptions", np.int64),
         ("num_recomputed", np.int64),  # computed tokens lost to preemptions
         ("num_hit_tokens", np.int64),  # found in the prefix cache at its first admission
@@ -69,11 +76,14 @@ STEP = np.dtype(
         ("num_gaps", np.int64),  # tokens of this step whose previous token came from the step before
     ]
 )
+PEAK = np.dtype([("step", np.int64), ("gap_ns", np.int64)])
 GAP = np.dtype([("gap_ns", np.int64), ("request", np.int64), ("step", np.int64)])
 EVENT = np.dtype([("step", np.int32), ("kind", np.int32), ("request", np.int32), ("tokens", np.int32)])
 FLIGHT = np.dtype(
     [
         ("num_entries", np.int64),
+        ("num_asleep", np.int64),  # requests that decode in this step without an entry
+        ("num_gaps", np.int64),  # as in `STEP`
         ("step", np.int64),  # -1 when the step was not worth a row
         ("end_ns", np.int64),
         ("num_preempted", np.int64),
@@ -94,7 +104,17 @@ ENGINE = np.dtype(
     [
         ("now_ns", np.int64),
         ("gpu_free_ns", np.int64),
-        ("num_running", np.int64),
+        ("num_running", np.int64),  # those asleep included
+        ("num_asleep", np.int64),
+        ("num_seated", np.int64),  # admissions so far
+        ("newest_asleep", np.int64),  # no seat asleep is behind this one
+        ("asleep_tokens", np.int64),  # computed so far by those asleep
+        ("asleep_blocks", np.int64),  # that those asleep take in the step being scheduled
+        ("next_taker", np.int64),  # of those asleep: who takes, and who registers a block next in this step
+        ("next_registrar", np.int64),
+        ("awake_until", np.int64),  # nobody falls asleep before this step
+        ("num_peaks", np.int64),
+        ("processed_ns", np.int64),  # end of the last step whose output was processed
         ("num_queued", np.int64),  # in `queue`: preempted requests, or by priority everything that waits
         ("next_new", np.int64),  # first request that waits outside `queue`
         ("next_arrival", np.int64),  # first request that has not arrived
@@ -213,8 +233,7 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
         Factors on the time of decode-only steps and of steps with prefill, taken in turn by step; m = 0 turns it off.
     windows : (w, 2) int64
         From when until when to write `EVENT` rows (who ran, was evicted, …), in order and apart: all events of the
-        steps that are scheduled in a window, which are then taken one by one. Elsewhere stretches in which everybody
-        just decodes are taken at once (`coast`). Needed to look inside, not for numbers.
+        steps that are scheduled in a window, in which nobody is asleep. Needed to look inside, not for numbers.
     max_steps : int
         Stop after this many recorded steps.
     cancel : (1,) uint8
@@ -237,10 +256,12 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
     if limits.tracks_blocks:
         lay_out_blocks(engine, blocks, keys, table)
     running = np.empty(cap + 1, np.int64)
+    alarms = np.empty(cap + 1, np.int64)
+    groups = np.zeros((limits.block_size, cap + 1 if limits.tracks_blocks else 1), np.int64)
+    peaks = np.empty(64, PEAK)
     queue = np.empty(len(requests) + 1, np.int64)
     flights = np.zeros(2, FLIGHT)
     entries = np.empty((2, cap + 1), ENTRY)
-    phases = np.empty((limits.block_size + 1) + cap, np.int64)
     steps = np.empty(1024, STEP)
     gaps = np.empty(1024, GAP)
     events = np.empty(1024 if len(windows) > 0 else 0, EVENT)
@@ -261,18 +282,24 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
             break
         if engine.num_steps == len(steps):
             steps = grown(steps, len(steps) + 1)
+        if engine.num_peaks == len(peaks):
+            peaks = grown(peaks, len(peaks) + 1)
         if engine.num_gaps + most_per_step > len(gaps):
             gaps = grown(gaps, engine.num_gaps + most_per_step)
         if len(windows) > 0 and engine.num_events + 5 * cap + most_per_step + 1 > len(events):
             events = grown(events, engine.num_events + 5 * cap + most_per_step + 1)
 
         if has_requests(engine):
-            is_busy = num_flights == 1 and flights[oldest].num_entries > 0
+            is_busy = num_flights == 1 and has_work(flights[oldest])
             slot = (oldest + num_flights) % 2
             flight = flights[slot]
             flight.is_recorded = is_in_window(engine, windows)
+            settle(
+                engine, requests, running, alarms, groups, peaks, limits, num_flights, flights[oldest],
+                entries[oldest], flight.is_recorded,
+            )  # fmt: skip
             schedule(
-                engine, requests, running, queue, blocks, keys, table, limits, step_time, noise, flight,
+                engine, requests, running, queue, blocks, keys, table, groups, limits, step_time, noise, flight,
                 entries[slot], steps, events,
             )  # fmt: skip
             num_flights += 1
@@ -282,34 +309,28 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
             if engine.num_futile > MOST_FUTILE:
                 outcome = LIVELOCK
                 break
-            is_empty = flight.num_entries == 0 and flight.num_preempted == 0
+            is_empty = not has_work(flight) and flight.num_preempted == 0
             if is_empty and not is_busy and num_waiting(engine) + engine.num_running > 0:
                 if engine.next_arrival == len(requests):
                     outcome = STALLED
                     break
                 engine.now_ns = max(engine.now_ns, requests[engine.next_arrival].arrival_ns)
-            if num_flights < depth and (flight.num_entries > 0 or has_requests(engine)):
+            if num_flights < depth and (has_work(flight) or has_requests(engine)):
                 continue
         flight = flights[oldest]
+        if not limits.is_async:
+            wake_due(engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries[oldest])
         engine.now_ns = max(engine.now_ns, flight.end_ns)
+        deliver_asleep(engine, flight, peaks)
         process_output(
             engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries[oldest],
             steps, gaps, events,
         )  # fmt: skip
         oldest = (oldest + 1) % 2
         num_flights -= 1
-        if num_flights == depth - 1 and not is_in_window(engine, windows):
-            last = flights[(oldest + 1) % 2] if depth == 1 else flights[oldest]
-            last_entries = entries[(oldest + 1) % 2] if depth == 1 else entries[oldest]
-            num_coasting = steps_to_coast(engine, requests, running, limits, last, last_entries)
-            num_coasting = min(num_coasting, max_steps - engine.num_steps)
-            if num_coasting > 0 and not last.is_recorded:
-                if engine.num_steps + num_coasting > len(steps):
-                    steps = grown(steps, engine.num_steps + num_coasting)
-                coast(
-                    engine, requests, running, queue, blocks, keys, table, limits, step_time, noise, last, phases,
-                    steps, num_coasting, windows,
-                )  # fmt: skip
+    wake_all(
+        engine, requests, running, alarms, groups, peaks, limits, num_flights, flights[oldest], entries[oldest]
+    )  # fmt: skip
     num_steps, num_gaps, num_events = engine.num_steps, engine.num_gaps, engine.num_events
     return outcome, steps[:num_steps], gaps[:num_gaps], events[:num_events]
 
@@ -331,6 +352,18 @@ def num_waiting(engine):
 
 
 @njit(cache=True, nogil=True)
+def num_awake(engine):
+    """How many of the running requests stand in `running`."""
+    return engine.num_running - engine.num_asleep
+
+
+@njit(cache=True, nogil=True)
+def has_work(flight):
+    """Whether anything is computed in a step."""
+    return flight.num_entries + flight.num_asleep > 0
+
+
+@njit(cache=True, nogil=True)
 def has_requests(engine):
     """Whether the engine calls schedule() at all; finished ids still to be announced cost one more call."""
     return engine.num_running > 0 or num_waiting(engine) > 0 or engine.must_announce_finished
@@ -346,21 +379,25 @@ def is_in_window(engine, windows):
 
 @njit(cache=True, nogil=True)
 def schedule(
-    engine, requests, running, queue, blocks, keys, table, limits, step_time, noise, flight, entries, steps, events
-):
+    engine, requests, running, queue, blocks, keys, table, groups, limits, step_time, noise, flight, entries, steps,
+    events,
+):  # fmt: skip
     """One call of schedule(): decide the batch, start it, write its row.
 
     Source: vLLM 0.32, v1/core/sched/scheduler.py, Scheduler.schedule.
     """
     engine.must_announce_finished = False
     engine.threshold = threshold_of_this_step(engine, limits)
-    engine.token_budget = limits.max_num_scheduled_tokens
-    engine.input_budget = limits.max_num_batched_tokens
+    engine.token_budget = limits.max_num_scheduled_tokens - engine.num_asleep
+    engine.input_budget = limits.max_num_batched_tokens - engine.num_asleep
+    engine.num_free_blocks -= engine.asleep_blocks
     engine.num_preempted = 0
     engine.num_swapped = 0
     engine.held_by = PREEMPTION
     flight.num_entries = 0
-    schedule_running(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
+    flight.num_asleep = engine.num_asleep
+    flight.num_gaps = 0
+    schedule_running(engine, requests, running, queue, blocks, keys, table, groups, limits, flight, entries, events)
     if engine.num_preempted == 0:
         schedule_waiting(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
     start_step(engine, requests, limits, step_time, noise, flight, entries, steps, events)
@@ -380,11 +417,12 @@ def threshold_of_this_step(engine, limits):
 
 
 @njit(cache=True, nogil=True)
-def schedule_running(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events):
+def schedule_running(engine, requests, running, queue, blocks, keys, table, groups, limits, flight, entries, events):
     """Pass 1: running requests in their order; short of blocks, one of them is preempted."""
     engine.index = 0
+    engine.next_taker = engine.next_registrar = 1
     while (
-        engine.index < engine.num_running and engine.token_budget > 0 and engine.input_budget > limits.num_extra_inputs
+        engine.index < num_awake(engine) and engine.token_budget > 0 and engine.input_budget > limits.num_extra_inputs
     ):
         row = running[engine.index]
         request = requests[row]
@@ -392,6 +430,7 @@ def schedule_running(engine, requests, running, queue, blocks, keys, table, limi
         if num_tokens == 0:
             engine.index += 1
             continue
+        serve_asleep(request.seat, engine, requests, blocks, keys, table, groups, limits)
         is_victim = False
         while not is_victim and not allocate(request, engine, blocks, keys, table, limits, num_tokens, 0):
             position = victim_position(engine, requests, running, limits)
@@ -404,6 +443,7 @@ def schedule_running(engine, requests, running, queue, blocks, keys, table, limi
         request.num_drafts = 0
         add_entry(row, num_tokens, num_drafts, False, engine, limits, flight, entries)
         engine.index += 1
+    serve_asleep(engine.num_seated, engine, requests, blocks, keys, table, groups, limits)
 
 
 @njit(cache=True, nogil=True)
@@ -424,14 +464,14 @@ def tokens_wanted(request, engine, limits):
 @njit(cache=True, nogil=True)
 def victim_position(engine, requests, running, limits):
     """Who is preempted: the last admitted, or by priority the least urgent, on ties the earliest in the list."""
-    position = engine.num_running - 1
+    position = num_awake(engine) - 1
     if limits.evicts_fewest_computed:
-        for j in range(engine.num_running - 2, -1, -1):
+        for j in range(num_awake(engine) - 2, -1, -1):
             if requests[running[j]].num_computed < requests[running[position]].num_computed:
                 position = j
     elif limits.by_priority:
         position = 0
-        for j in range(1, engine.num_running):
+        for j in range(1, num_awake(engine)):
             worst, other = requests[running[position]], requests[running[j]]
             if other.priority > worst.priority or (
                 other.priority == worst.priority and other.arrival_ns > worst.arrival_ns
@@ -449,7 +489,7 @@ def preempt(position, engine, requests, running, queue, blocks, table, limits, f
     row = running[position]
     victim = requests[row]
     engine.num_running -= 1
-    for j in range(position, engine.num_running):
+    for j in range(position, num_awake(engine)):
         running[j] = running[j + 1]
     if position < engine.index:
         engine.index -= 1
@@ -526,8 +566,10 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
             request.first_scheduled_ns = max(engine.now_ns, engine.gpu_free_ns)
             request.num_hit_tokens = num_hit_tokens
         pop(engine, requests, queue, limits)
-        running[engine.num_running] = row
+        running[num_awake(engine)] = row
         engine.num_running += 1
+        request.seat = engine.num_seated
+        engine.num_seated += 1
         engine.num_swapped += request.num_computed
         request.num_computed += num_hit_tokens
         num_drafts = min(num_drafts, num_tokens - 1)
@@ -553,8 +595,9 @@ def add_entry(row, num_tokens, num_drafts, is_admission, engine, limits, flight,
 @njit(cache=True, nogil=True)
 def start_step(engine, requests, limits, step_time, noise, flight, entries, steps, events):
     """Count the batch as computed, charge its time, write its row."""
-    num_decodes, prefill_tokens, num_draft_tokens = 0, 0, 0
-    kv_decode_tokens, kv_prefill_tokens, prefill_attention = 0, 0, 0.0
+    num_decodes, prefill_tokens, num_draft_tokens = flight.num_asleep, 0, 0
+    engine.asleep_tokens += flight.num_asleep
+    kv_decode_tokens, kv_prefill_tokens, prefill_attention = engine.asleep_tokens, 0, 0.0
     for j in range(flight.num_entries):
         entry = entries[j]
         request = requests[entry.request]
@@ -580,10 +623,10 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
         record(flight, engine, events, engine.num_steps, kind, entry.request, entry.tokens)
     start_ns = max(engine.now_ns, engine.gpu_free_ns)
     end_ns = start_ns
-    if flight.num_entries > 0:
+    if has_work(flight):
         plain_ns = step_ns(
-            step_time, flight.num_entries, prefill_tokens, kv_decode_tokens, prefill_attention, num_draft_tokens,
-            kv_prefill_tokens,
+            step_time, flight.num_asleep + flight.num_entries, prefill_tokens, kv_decode_tokens, prefill_attention,
+            num_draft_tokens, kv_prefill_tokens,
         )  # fmt: skip
         end_ns += noisy_ns(plain_ns, noise, prefill_tokens > 0, engine.num_steps)
     end_ns += engine.num_swapped * limits.swap_ns_per_token
@@ -591,7 +634,7 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
     flight.end_ns = end_ns
     flight.num_preempted = engine.num_preempted
     flight.step = -1
-    if flight.num_entries > 0 or engine.num_preempted > 0:
+    if has_work(flight) or engine.num_preempted > 0:
         flight.step = engine.num_steps
         step = steps[engine.num_steps]
         step.sched_ns = engine.now_ns
@@ -600,7 +643,7 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
         step.num_running = engine.num_running
         step.num_waiting = num_waiting(engine)
         step.num_free_blocks = engine.num_free_blocks
-        step.num_scheduled = flight.num_entries
+        step.num_scheduled = flight.num_asleep + flight.num_entries
         step.num_decodes = num_decodes
         step.prefill_tokens = prefill_tokens
         step.num_draft_tokens = num_draft_tokens
@@ -704,7 +747,7 @@ def process_output(
             request.num_known += 1
             if limits.is_async and not is_stale:
                 request.num_placeholders -= 1
-            deliver_token(entry.request, request, engine, flight, steps, gaps, events)
+            deliver_token(entry.request, request, engine, flight, gaps, events)
             if request.num_outputs == request.output_tokens or request.num_known >= limits.max_model_len:
                 request.is_finished = True
                 break
@@ -722,15 +765,18 @@ def process_output(
             request.num_drafts = limits.num_spec_tokens
     if num_finished > 0:
         num_kept = 0
-        for j in range(engine.num_running):
+        for j in range(num_awake(engine)):
             if not requests[running[j]].is_finished:
                 running[num_kept] = running[j]
                 num_kept += 1
-        engine.num_running = num_kept
+        engine.num_running = engine.num_asleep + num_kept
+    if flight.step >= 0:
+        steps[flight.step].num_gaps = flight.num_gaps
+        engine.processed_ns = flight.end_ns
 
 
 @njit(cache=True, nogil=True)
-def deliver_token(row, request, engine, flight, steps, gaps, events):
+def deliver_token(row, request, engine, flight, gaps, events):
     """Note when a token appeared and how long after the one before it."""
     request.num_outputs += 1
     engine.num_futile = 0
@@ -741,7 +787,7 @@ def deliver_token(row, request, engine, flight, steps, gaps, events):
         gap_ns = flight.end_ns - request.last_token_ns
         request.worst_gap_ns = max(request.worst_gap_ns, gap_ns)
         if request.last_token_step == flight.step - 1:
-            steps[flight.step].num_gaps += 1
+            flight.num_gaps += 1
         else:
             gap = gaps[engine.num_gaps]
             gap.gap_ns = gap_ns
@@ -753,178 +799,280 @@ def deliver_token(row, request, engine, flight, steps, gaps, events):
 
 
 @njit(cache=True, nogil=True)
-def steps_to_coast(engine, requests, running, limits, last, last_entries):
-    """How many steps in a row certainly repeat the last one, in which everybody running decoded one token.
+def settle(
+    engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries, is_recorded
+):  # fmt: skip
+    """Before a step is scheduled: wake whom it concerns, let those fall asleep who will just decode for a while.
 
-    Nobody ends, and nobody who waits can start: the last step shows that the head of the queue did not fit, and blocks
-    only become fewer. With block identities a later lookup could still hit more, so there nobody may wait, unless all
-    seats are taken. 0 = take the next step by itself.
+    `running` and the entries of a step have those awake only; the others are counts. Nobody sleeps through a step
+    that writes events, one with drafts, or one in which the budget or the pool could run out.
     """
-    num_running = engine.num_running
-    if num_running == 0 or last.num_entries != num_running or last.num_preempted > 0:
-        return 0
-    if limits.num_spec_tokens > 0 or engine.must_announce_finished:  # the second: blocks have become free since
-        return 0
-    is_full = num_running >= limits.max_num_seqs
-    if num_waiting(engine) > 0 and not is_full and (limits.tracks_blocks or limits.is_threshold_adaptive):
-        return 0
-    last_step = engine.num_steps - (2 if limits.is_async else 1)
+    wake_due(engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries)
+    if limits.num_spec_tokens == 0 and not is_recorded and engine.num_steps >= engine.awake_until:
+        fall_asleep(engine, requests, running, alarms, groups, limits)
+        engine.asleep_blocks = groups[engine.num_steps % limits.block_size, 0]
+        if may_sleep_on(engine, requests, running, limits):
+            return
+        engine.awake_until = engine.num_steps + 4  # what made them wake up may last
+    wake_all(engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries)
+    engine.asleep_blocks = 0
+
+
+@njit(cache=True, nogil=True)
+def may_sleep_on(engine, requests, running, limits):
+    """Whether a step serves all who are asleep in full, whatever their place among those awake."""
+    engine.threshold = threshold_of_this_step(engine, limits)
+    engine.token_budget = engine.input_budget = np.int64(1) << 62
+    budget = min(limits.max_num_scheduled_tokens, limits.max_num_batched_tokens) - engine.num_asleep
+    num_blocks = engine.asleep_blocks
+    for j in range(num_awake(engine)):
+        request = requests[running[j]]
+        num_tokens = tokens_wanted(request, engine, limits)
+        if num_tokens > budget:
+            if request.seat < engine.newest_asleep:
+                return False
+            num_tokens = budget
+        if num_tokens > 0:
+            budget -= num_tokens
+            num_blocks += num_new_blocks(request, limits, num_tokens, 0)
+    return budget >= 0 and num_blocks <= engine.num_free_blocks
+
+
+@njit(cache=True, nogil=True)
+def fall_asleep(engine, requests, running, alarms, groups, limits):
+    """Whoever is sure to get one token in each of the next steps needs no visit until its last one."""
     in_flight = 1 if limits.is_async else 0
-    most = np.int64(1) << 62
-    for j in range(num_running - 1, -1, -1):  # admissions stand last
-        entry, request = last_entries[j], requests[running[j]]
+    last_step = engine.num_steps - 1
+    num_kept = 0
+    for j in range(num_awake(engine)):
+        row = running[j]
+        request = requests[row]
+        num_left = min(request.output_tokens, request.max_tokens, limits.max_model_len - request.prompt_tokens)
+        num_left -= request.num_outputs + in_flight
         if (
-            entry.request != running[j]
-            or entry.tokens != 1
-            or entry.is_admission
-            or not entry.samples
-            or entry.num_preemptions != request.num_preemptions
+            num_left < 2
             or request.num_placeholders != in_flight
             or request.num_known + in_flight - request.num_computed != 1
-            or request.num_blocks != blocks_for(request.num_computed, limits)
-            or request.num_outputs == 0
-            or request.last_token_step != last_step
+            or (in_flight == 0 and (request.num_outputs == 0 or request.last_token_step != last_step))
         ):
-            return 0
-        most = min(most, request.output_tokens - request.num_outputs - 1 - in_flight)
-        most = min(most, limits.max_model_len - request.num_computed - 2 - in_flight)
-    return max(most, 0)
+            running[num_kept] = row
+            num_kept += 1
+            continue
+        if engine.num_asleep == 0:
+            engine.asleep_tokens = 0
+            engine.newest_asleep = -1
+            engine.num_peaks = 0
+        request.asleep_since = engine.num_steps
+        engine.asleep_tokens += request.num_computed
+        engine.newest_asleep = max(engine.newest_asleep, request.seat)
+        join_group(row, engine, requests, groups, limits)
+        set_alarm(engine.num_steps + num_left, row, engine, alarms)
 
 
 @njit(cache=True, nogil=True)
-def coast(
-    engine,
-    requests,
-    running,
-    queue,
-    blocks,
-    keys,
-    table,
-    limits,
-    step_time,
-    noise,
-    last,
-    phases,
-    steps,
-    num_steps,
-    windows,
-):
-    """Take up to `num_steps` steps in which everybody running decodes one token, without visiting everybody.
+def wake_due(engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries):
+    """Wake those whose last token is in flight."""
+    num_before = engine.num_asleep
+    while engine.num_asleep > 0 and alarms[0] >> 32 <= engine.num_steps:
+        stop_alarm(engine, alarms)
+    if engine.num_asleep < num_before:
+        wake(num_before, engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries)
 
-    What differs from step to step is counted: the context read, and the blocks taken by those that fill one. Stops
-    before a step in which an arrival could act or the pool is short, or that writes events. The rows come out as if
-    taken one by one.
+
+@njit(cache=True, nogil=True)
+def wake_all(engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries):
+    """Nobody sleeps any more."""
+    num_before = engine.num_asleep
+    engine.num_asleep = 0
+    if num_before > 0:
+        wake(num_before, engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries)
+
+
+@njit(cache=True, nogil=True)
+def wake(num_before, engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries):
+    """Those whose alarms stand behind the others': back among the running, and into the step in flight.
+
+    Their rows come out as if they had been visited in every step.
     """
-    num_running = engine.num_running
-    block_size = limits.block_size
-    group_by_phase(requests, running, num_running, block_size, phases)
-    kv_decode_tokens = 0
-    for j in range(num_running):
-        kv_decode_tokens += requests[running[j]].num_computed + 1
-    may_arrive = num_waiting(engine) > 0 or num_running >= limits.max_num_seqs
-    window_ns = np.int64(1) << 62
-    if engine.next_window < len(windows):
-        window_ns = windows[engine.next_window, 0]
-    worst_gap_ns = 0
-    done = 0
-    while done < num_steps and engine.now_ns < window_ns:
-        if engine.next_arrival < len(requests) and requests[engine.next_arrival].arrival_ns <= engine.now_ns:
-            if not may_arrive or limits.by_priority:
-                break
-            admit_arrivals(engine, requests, queue, limits)
-        phase = (block_size - done % block_size) % block_size
-        begin, end = phases[phase], phases[phase + 1]
-        if end - begin > engine.num_free_blocks:
-            break
-        engine.num_free_blocks -= end - begin
-        if limits.tracks_blocks:
-            fill_blocks(requests, blocks, keys, table, limits, phases, done)
-        start_ns = max(engine.now_ns, engine.gpu_free_ns)
-        plain_ns = step_ns(step_time, num_running, 0, kv_decode_tokens, 0.0, 0)
-        end_ns = start_ns + noisy_ns(plain_ns, noise, False, engine.num_steps)
-        step = steps[engine.num_steps]
-        step.sched_ns = engine.now_ns
-        step.start_ns = start_ns
-        step.end_ns = end_ns
-        step.num_running = num_running
-        step.num_waiting = num_waiting(engine)
-        step.num_free_blocks = engine.num_free_blocks
-        step.num_scheduled = num_running
-        step.num_decodes = num_running
-        step.prefill_tokens = 0
-        step.num_draft_tokens = 0
-        step.kv_decode_tokens = kv_decode_tokens
-        step.kv_prefill_tokens = 0
-        step.prefill_attention = 0.0
-        step.num_preempted = 0
-        step.num_gaps = 0
-        # Asynchronously the output that is processed now is the step before's; this one is then in flight.
-        ended = engine.num_steps - 1 if limits.is_async else engine.num_steps
-        engine.now_ns = steps[ended].end_ns
-        steps[ended].num_gaps = num_running
-        worst_gap_ns = max(worst_gap_ns, engine.now_ns - steps[ended - 1].end_ns)
-        engine.gpu_free_ns = end_ns
-        engine.num_steps += 1
-        kv_decode_tokens += num_running
-        done += 1
-    if done > 0:
+    first = engine.num_asleep
+    for j in range(first, num_before):
+        alarms[j] &= 0xFFFFFFFF
+        catch_up(alarms[j], engine, requests, groups, peaks, limits, num_flights)
+    sort_by_seat(alarms, first, num_before, requests)
+    at, j = engine.num_running - num_before - 1, num_before - 1
+    while j >= first:
+        if at >= 0 and requests[running[at]].seat > requests[alarms[j]].seat:
+            running[at + j - first + 1] = running[at]
+            at -= 1
+        else:
+            running[at + j - first + 1] = alarms[j]
+            j -= 1
+    until = first
+    for j in range(first, num_before):
+        is_in_flight = num_flights > 0 and requests[alarms[j]].asleep_since < engine.num_steps
+        requests[alarms[j]].asleep_since = 0
+        if is_in_flight:
+            alarms[until] = alarms[j]
+            until += 1
+    at, j = flight.num_entries - 1, until - 1
+    while j >= first:
+        to = at + j - first + 1
+        if at >= 0 and requests[entries[at].request].seat > requests[alarms[j]].seat:
+            entries[to] = entries[at]
+            at -= 1
+        else:
+            entry = entries[to]
+            entry.request = alarms[j]
+            entry.tokens = 1
+            entry.drafts = 0
+            entry.is_admission = False
+            entry.samples = True
+            entry.num_preemptions = requests[alarms[j]].num_preemptions
+            j -= 1
+    flight.num_entries += until - first
+    flight.num_asleep -= until - first
+
+
+@njit(cache=True, nogil=True)
+def catch_up(row, engine, requests, groups, peaks, limits, num_flights):
+    """Write into a request what happened to it while it slept; its token in flight is still to come."""
+    request = requests[row]
+    num_steps = engine.num_steps - request.asleep_since
+    num_flights = min(num_flights, num_steps)
+    num_tokens = num_steps - num_flights
+    leave_group(row, engine, requests, groups, limits)
+    request.num_computed += num_steps
+    engine.asleep_tokens -= request.num_computed
+    request.num_known += num_tokens
+    request.num_outputs += num_tokens
+    if limits.is_async:
+        request.num_placeholders += num_flights
+    if not limits.tracks_blocks:
+        request.num_blocks = blocks_for(request.num_computed, limits)
+    if num_tokens > 0:
+        request.last_token_ns = engine.processed_ns
+        request.last_token_step = engine.num_steps - 1 - num_flights
+        low, high = 0, engine.num_peaks - 1
+        while low < high:
+            middle = (low + high) // 2
+            if peaks[middle].step < request.asleep_since:
+                low = middle + 1
+            else:
+                high = middle
+        request.worst_gap_ns = max(request.worst_gap_ns, peaks[low].gap_ns)
+
+
+@njit(cache=True, nogil=True)
+def deliver_asleep(engine, flight, peaks):
+    """The tokens of those asleep; `peaks` are the gaps that no later one has reached yet."""
+    if flight.num_asleep > 0:
+        flight.num_gaps += flight.num_asleep
         engine.num_futile = 0
-    last.step = engine.num_steps - 1
-    last.end_ns = engine.gpu_free_ns
-    last_step = engine.num_steps - (2 if limits.is_async else 1)
-    for j in range(num_running):
-        request = requests[running[j]]
-        if not limits.tracks_blocks:
-            request.num_blocks = blocks_for(request.num_computed + done, limits)
-        request.num_known += done
-        request.num_computed += done
-        request.num_outputs += done
-        request.worst_gap_ns = max(request.worst_gap_ns, worst_gap_ns)
-        request.last_token_ns = steps[last_step].end_ns
-        request.last_token_step = last_step
+        gap_ns = flight.end_ns - engine.processed_ns
+        at = engine.num_peaks
+        while at > 0 and peaks[at - 1].gap_ns <= gap_ns:
+            at -= 1
+        peaks[at].step = flight.step
+        peaks[at].gap_ns = gap_ns
+        engine.num_peaks = at + 1
 
 
 @njit(cache=True, nogil=True)
-def group_by_phase(requests, running, num_running, block_size, phases):
-    """Sort the running requests by how far into their last block they are, in their order within each group.
-
-    `phases` gets block_size + 1 borders, then the rows of the requests, group after group; borders count from behind
-    the borders. Group r needs a block as soon as r more tokens than a multiple of the block size are computed.
-    """
-    for r in range(block_size + 1):
-        phases[r] = 0
-    for j in range(num_running):
-        phases[requests[running[j]].num_computed % block_size + 1] += 1
-    for r in range(block_size):
-        phases[r + 1] += phases[r]
-    for j in range(num_running - 1, -1, -1):
-        r = requests[running[j]].num_computed % block_size
-        phases[r + 1] -= 1
-        phases[block_size + 1 + phases[r + 1]] = running[j]
-    # The borders have moved down by one group each; the last one is the number of requests again.
-    for r in range(block_size):
-        phases[r] = phases[r + 1]
-    phases[block_size] = num_running
+def join_group(row, engine, requests, groups, limits):
+    """Count a request among those who need a block in the same steps; blocks with an identity need the seats, too."""
+    request = requests[row]
+    group = groups[(request.asleep_since - request.num_computed) % limits.block_size]
+    group[0] += 1
+    if limits.tracks_blocks:
+        at = group[0]
+        while at > 1 and requests[group[at - 1]].seat > request.seat:
+            group[at] = group[at - 1]
+            at -= 1
+        group[at] = row
 
 
 @njit(cache=True, nogil=True)
-def fill_blocks(requests, blocks, keys, table, limits, phases, done):
-    """The block verbs of one coasting step: who starts a block takes one, who has filled one registers it.
+def leave_group(row, engine, requests, groups, limits):
+    """Undo `join_group`."""
+    request = requests[row]
+    group = groups[(request.asleep_since - request.num_computed) % limits.block_size]
+    if limits.tracks_blocks:
+        at = 1
+        while group[at] != row:
+            at += 1
+        for j in range(at, group[0]):
+            group[j] = group[j + 1]
+    group[0] -= 1
 
-    A block counts as filled when its last token is known at the moment of scheduling, as in `allocate`.
+
+@njit(cache=True, nogil=True)
+def serve_asleep(seat, engine, requests, blocks, keys, table, groups, limits):
+    """The block verbs of those asleep before a seat: who starts a block takes one, who has filled one registers it.
+
+    A block counts as filled when its last token is known at the moment of scheduling, as in `allocate`: synchronously
+    the token scheduled now is, asynchronously it is in flight.
     """
-    block_size = limits.block_size
-    phase = (block_size - done % block_size) % block_size
-    for j in range(phases[phase], phases[phase + 1]):
-        request = requests[phases[block_size + 1 + j]]
+    if not limits.tracks_blocks or engine.num_asleep == 0:
+        return
+    group = groups[engine.num_steps % limits.block_size]
+    while engine.next_taker <= group[0] and requests[group[engine.next_taker]].seat < seat:
+        request = requests[group[engine.next_taker]]
         table[request.slot, request.num_blocks] = take_block(blocks, keys)
         request.num_blocks += 1
-    # Synchronously the token scheduled now is known; asynchronously it is in flight.
-    phase = phase if limits.is_async else (block_size - (done + 1) % block_size) % block_size
-    for j in range(phases[phase], phases[phase + 1]):
-        request = requests[phases[block_size + 1 + j]]
-        known = request.num_known + done
-        register(request, blocks, keys, table, limits, known)
+        engine.next_taker += 1
+    known = 0 if limits.is_async else 1
+    group = groups[(engine.num_steps + known) % limits.block_size]
+    while engine.next_registrar <= group[0] and requests[group[engine.next_registrar]].seat < seat:
+        request = requests[group[engine.next_registrar]]
+        num_tokens = request.num_computed + engine.num_steps - request.asleep_since + known
+        register(request, blocks, keys, table, limits, num_tokens)
+        engine.next_registrar += 1
+
+
+@njit(cache=True, nogil=True)
+def set_alarm(step, row, engine, alarms):
+    """One more asleep, until a step; a heap of step·2³² + row, the earliest on top."""
+    alarm = step << 32 | row
+    at = engine.num_asleep
+    engine.num_asleep += 1
+    while at > 0 and alarm < alarms[(at - 1) // 2]:
+        alarms[at] = alarms[(at - 1) // 2]
+        at = (at - 1) // 2
+    alarms[at] = alarm
+
+
+@njit(cache=True, nogil=True)
+def stop_alarm(engine, alarms):
+    """One less asleep: the earliest alarm goes behind the others."""
+    engine.num_asleep -= 1
+    alarm, first = alarms[engine.num_asleep], alarms[0]
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= engine.num_asleep:
+            break
+        if child + 1 < engine.num_asleep and alarms[child + 1] < alarms[child]:
+            child += 1
+        if alarm <= alarms[child]:
+            break
+        alarms[at] = alarms[child]
+        at = child
+    alarms[at] = alarm
+    alarms[engine.num_asleep] = first
+
+
+@njit(cache=True, nogil=True)
+def sort_by_seat(rows, first, end, requests):
+    """Shell's sort of some requests, in place."""
+    distance = (end - first) // 2
+    while distance > 0:
+        for j in range(first + distance, end):
+            row, at = rows[j], j
+            while at >= first + distance and requests[rows[at - distance]].seat > requests[row].seat:
+                rows[at] = rows[at - distance]
+                at -= distance
+            rows[at] = row
+        distance //= 2
 
 
 @njit(cache=True, nogil=True)

@@ -221,14 +221,14 @@ def test_cancel_stops_the_replay():
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(scenarios(), STEP_TIMES, st.integers(1, 40))
-def test_coasting_changes_nothing(scenario, step_time, longer):
-    """Stretches of decode steps taken at once leave the same rows as steps taken one by one."""
+def test_sleep_changes_nothing(scenario, step_time, longer):
+    """Requests that just decode are counted, not visited; that leaves the same rows."""
     requests, config = scenario
     requests = [r | {"out": r["out"] * longer} for r in requests if r["prompt"] < config["max_model_len"]]
     requests = [r | {"max_tokens": r["out"] + r["priority"]} for r in requests]
     one_by_one = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS)
-    coasting = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS, windows=())
-    same_bytes(one_by_one, coasting)
+    asleep = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS, windows=())
+    same_bytes(one_by_one, asleep)
 
 
 def test_a_first_token_in_the_first_steps_is_no_gap():

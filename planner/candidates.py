@@ -78,7 +78,7 @@ def evaluate(
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Candidate:
     """Replay one setting and hold it against the targets."""
-    run = replay(trace, engine_config, step_time, cancel=cancel)
+    run = replay(trace, engine_config, step_time, keeps_steps=False, cancel=cancel)
     summary = summarise(run, slo.itl_s, slo.itl_percentile, slo.ttft_percentile)
     return Candidate(engine_config, summary, violations(summary, slo))
 

@@ -24,7 +24,15 @@ Source: vLLM 0.32, v1/engine/core.py (`EngineCore.step`, `step_with_batch_queue`
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
+
+Rows = npt.NDArray[Any]
+# Without numba's reference counts, which took most of the time: arrays belong to whoever calls, and none is made here.
+UNCOUNTED: dict[str, Any] = {"_nrt": False}
+compiled: Any = njit(cache=True, nogil=True, **UNCOUNTED)
+# What every step goes through; handing the arrays over took most of the rest.
+inlined: Any = njit(cache=True, nogil=True, forceinline=True, **UNCOUNTED)
 
 REQUEST = np.dtype(
     [
@@ -77,6 +85,7 @@ STEP = np.dtype(
     ]
 )
 PEAK = np.dtype([("step", np.int64), ("gap_ns", np.int64)])
+SHARED_GAP = np.dtype([("gap_ns", np.int64), ("count", np.int64)])
 GAP = np.dtype([("gap_ns", np.int64), ("request", np.int64), ("step", np.int64)])
 EVENT = np.dtype([("step", np.int32), ("kind", np.int32), ("request", np.int32), ("tokens", np.int32)])
 FLIGHT = np.dtype(
@@ -130,8 +139,18 @@ ENGINE = np.dtype(
         ("num_futile", np.int64),  # preemptions since the last token
         ("num_swapped", np.int64),  # tokens moved out and in by this step
         ("held_by", np.int64),  # why nobody more was admitted
+        ("oldest", np.int64),  # of the steps in flight
+        ("num_flights", np.int64),
         ("next_window", np.int64),  # first of the recorded windows that is not over
         ("num_steps", np.int64),
+        ("num_decoding_steps", np.int64),  # this and the next six: over all steps so far
+        ("num_decodes", np.int64),
+        ("kv_decode_tokens", np.int64),
+        ("peak_running", np.int64),
+        ("least_free_blocks", np.int64),
+        ("max_inputs", np.int64),  # what a step took of the input budget
+        ("max_prefill_tokens", np.int64),
+        ("num_shared", np.int64),
         ("num_gaps", np.int64),
         ("num_events", np.int64),
     ]
@@ -164,9 +183,9 @@ NO_SEAT, NO_BUDGET, NO_BLOCKS, NOT_WHOLE, PREEMPTION = range(1, 6)
 """What keeps the head of the waiting queue from starting: no seat; no budget; no KV blocks; its prompt does not fit the
 budget in one piece; somebody was preempted in this step."""
 
-DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS, LIVELOCK = range(6)
+DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS, LIVELOCK, FULL = range(7)
 """How a replay ended. NEEDS_BLOCKS: a preempted request may find its own blocks again, so run it with `tracks_blocks`.
-LIVELOCK: running requests preempt each other, or themselves, for ever."""
+LIVELOCK: running requests preempt each other, or themselves, for ever. FULL: none of these; `replay` makes room."""
 
 MOST_FUTILE = 100_000
 """Preemptions without a single token in between that count as a livelock; vLLM itself would go on."""
@@ -210,8 +229,21 @@ class Limits(NamedTuple):
     """What moving one token there or back adds to the step."""
 
 
-@njit(cache=True, nogil=True)
-def replay(requests, state, blocks, keys, table, accept, limits, step_time, noise, windows, max_steps, cancel):
+def replay(
+    requests: Rows,
+    state: Rows,
+    blocks: Rows,
+    keys: Rows,
+    table: Rows,
+    accept: Rows,
+    limits: Limits,
+    step_time: Any,
+    noise: Rows,
+    windows: Rows,
+    keeps_steps: bool,
+    max_steps: int,
+    cancel: Rows,
+) -> tuple[int, Rows, Rows, Rows, Rows]:
     """Run the engine until nothing is left; the rows of the arrays are changed in place.
 
     Parameters
@@ -219,8 +251,7 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
     requests : (n,) REQUEST
         Ordered by arrival; made by `planner.replay`.
     state : (1,) ENGINE
-        Zeros; the engine's state, and at the end the clock and the free blocks. The caller owns it because
-        numba frees an array of ours as soon as only a row of it is in use.
+        Zeros; the engine's state, and at the end the clock, the free blocks, and the totals.
     blocks : (num_gpu_blocks,) BLOCK
     keys : (m,) KEY
     table : (seats + 1, blocks of the longest request) int64
@@ -234,6 +265,8 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
     windows : (w, 2) int64
         From when until when to write `EVENT` rows (who ran, was evicted, …), in order and apart: all events of the
         steps that are scheduled in a window, in which nobody is asleep. Needed to look inside, not for numbers.
+    keeps_steps : bool
+        Whether the rows of the steps are returned; they take far more memory than all the rest.
     max_steps : int
         Stop after this many recorded steps.
     cancel : (1,) uint8
@@ -242,34 +275,71 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
     Returns
     -------
     outcome : int
-        One of the five above.
+        One of the six above.
     steps : (k,) STEP
+        No rows unless kept.
+    shared : (s,) SHARED_GAP
+        Gaps between tokens of neighbouring steps, in order of time; equal ones in a row are one row.
     gaps : (g,) GAP
-        Gaps between tokens that did not come from neighbouring steps; the others are counted in `steps`.
+        Gaps between tokens that did not come from neighbouring steps.
     events : (e,) EVENT
     """
-    depth = 2 if limits.is_async else 1
     cap = min(limits.max_num_seqs, len(requests))
     most_per_step = cap * (1 + limits.num_spec_tokens)
     engine = state[0]
-    engine.num_free_blocks = limits.num_gpu_blocks - 1  # block 0 is the null block
+    engine["num_free_blocks"] = engine["least_free_blocks"] = limits.num_gpu_blocks - 1  # block 0 is the null block
     if limits.tracks_blocks:
         lay_out_blocks(engine, blocks, keys, table)
-    running = np.empty(cap + 1, np.int64)
-    alarms = np.empty(cap + 1, np.int64)
+    running, alarms = np.empty(cap + 1, np.int64), np.empty(cap + 1, np.int64)
     groups = np.zeros((limits.block_size, cap + 1 if limits.tracks_blocks else 1), np.int64)
-    peaks = np.empty(64, PEAK)
     queue = np.empty(len(requests) + 1, np.int64)
-    flights = np.zeros(2, FLIGHT)
-    entries = np.empty((2, cap + 1), ENTRY)
-    steps = np.empty(1024, STEP)
-    gaps = np.empty(1024, GAP)
-    events = np.empty(1024 if len(windows) > 0 else 0, EVENT)
-    oldest, num_flights = 0, 0
+    flights, entries = np.zeros(2, FLIGHT), np.empty((2, cap + 1), ENTRY)
+    # What a step may add; then what has become too small is made larger, and the loop goes on.
+    room = np.array([int(keeps_steps), 1, 1, most_per_step, (5 * cap + most_per_step + 1) * (len(windows) > 0)])
+    # The steps must be a power of two, as `step_row` wants it.
+    steps, peaks, shared = np.empty(1024 if keeps_steps else 4, STEP), np.empty(1024, PEAK), np.empty(1024, SHARED_GAP)
+    gaps, events = np.empty(1024 + most_per_step, GAP), np.empty(2 * int(room[4]), EVENT)
+    while True:
+        outcome = run(
+            requests, state, running, queue, blocks, keys, table, accept, limits, step_time, noise, windows, alarms,
+            groups, flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
+        )  # fmt: skip
+        if outcome != FULL:
+            break
+        steps = grown(steps, engine["num_steps"], room[0]) if keeps_steps else steps
+        peaks = grown(peaks, engine["num_peaks"], room[1])
+        shared = grown(shared, engine["num_shared"], room[2])
+        gaps = grown(gaps, engine["num_gaps"], room[3])
+        events = grown(events, engine["num_events"], room[4])
+    num_steps = engine["num_steps"] if keeps_steps else 0
+    num_shared, num_gaps, num_events = engine["num_shared"], engine["num_gaps"], engine["num_events"]
+    return outcome, steps[:num_steps], shared[:num_shared], gaps[:num_gaps], events[:num_events]
+
+
+def grown(rows: Rows, num_rows: int, room: int) -> Rows:
+    """The same rows, in twice the room if there is not enough."""
+    if num_rows + room <= len(rows):
+        return rows
+    larger = np.empty(2 * len(rows), rows.dtype)
+    larger[:num_rows] = rows[:num_rows]
+    return larger
+
+
+@compiled
+def run(
+    requests, state, running, queue, blocks, keys, table, accept, limits, step_time, noise, windows, alarms, groups,
+    flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
+):  # fmt: skip
+    """The engine loop, until it ends or one of the growing arrays lacks `room` for what a step may add.
+
+    Source: vLLM 0.32, v1/engine/core.py, EngineCore.step and step_with_batch_queue.
+    """
+    depth = 2 if limits.is_async else 1
+    engine = state[0]
     outcome = DONE
     while True:
         admit_arrivals(engine, requests, queue, limits)
-        if not has_requests(engine) and num_flights == 0:
+        if not has_requests(engine) and engine.num_flights == 0:
             if engine.next_arrival == len(requests):
                 break
             engine.now_ns = requests[engine.next_arrival].arrival_ns
@@ -280,29 +350,22 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
         if cancel[0] != 0:
             outcome = CANCELLED
             break
-        if engine.num_steps == len(steps):
-            steps = grown(steps, len(steps) + 1)
-        if engine.num_peaks == len(peaks):
-            peaks = grown(peaks, len(peaks) + 1)
-        if engine.num_gaps + most_per_step > len(gaps):
-            gaps = grown(gaps, engine.num_gaps + most_per_step)
-        if len(windows) > 0 and engine.num_events + 5 * cap + most_per_step + 1 > len(events):
-            events = grown(events, engine.num_events + 5 * cap + most_per_step + 1)
+        if lacks_room(engine, steps, peaks, shared, gaps, events, room):
+            return FULL
 
         if has_requests(engine):
-            is_busy = num_flights == 1 and has_work(flights[oldest])
-            slot = (oldest + num_flights) % 2
+            is_busy = engine.num_flights == 1 and has_work(flights[engine.oldest])
+            slot = (engine.oldest + engine.num_flights) % 2
             flight = flights[slot]
             flight.is_recorded = is_in_window(engine, windows)
             settle(
-                engine, requests, running, alarms, groups, peaks, limits, num_flights, flights[oldest],
-                entries[oldest], flight.is_recorded,
+                engine, requests, running, alarms, groups, peaks, limits, flights, entries, flight.is_recorded
             )  # fmt: skip
             schedule(
                 engine, requests, running, queue, blocks, keys, table, groups, limits, step_time, noise, flight,
                 entries[slot], steps, events,
             )  # fmt: skip
-            num_flights += 1
+            engine.num_flights += 1
             if flight.num_preempted > 0 and limits.caches_prefixes and not limits.tracks_blocks:
                 outcome = NEEDS_BLOCKS
                 break
@@ -315,27 +378,36 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
                     outcome = STALLED
                     break
                 engine.now_ns = max(engine.now_ns, requests[engine.next_arrival].arrival_ns)
-            if num_flights < depth and (has_work(flight) or has_requests(engine)):
+            if engine.num_flights < depth and (has_work(flight) or has_requests(engine)):
                 continue
-        flight = flights[oldest]
+        flight = flights[engine.oldest]
         if not limits.is_async:
-            wake_due(engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries[oldest])
+            wake_due(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
         engine.now_ns = max(engine.now_ns, flight.end_ns)
-        deliver_asleep(engine, flight, peaks)
         process_output(
-            engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries[oldest],
-            steps, gaps, events,
+            engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries[engine.oldest],
+            gaps, events,
         )  # fmt: skip
-        oldest = (oldest + 1) % 2
-        num_flights -= 1
-    wake_all(
-        engine, requests, running, alarms, groups, peaks, limits, num_flights, flights[oldest], entries[oldest]
-    )  # fmt: skip
-    num_steps, num_gaps, num_events = engine.num_steps, engine.num_gaps, engine.num_events
-    return outcome, steps[:num_steps], gaps[:num_gaps], events[:num_events]
+        close_step(engine, flight, peaks, steps, shared)
+        engine.oldest = (engine.oldest + 1) % 2
+        engine.num_flights -= 1
+    wake_all(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
+    return outcome
 
 
-@njit(cache=True, nogil=True)
+@inlined
+def lacks_room(engine, steps, peaks, shared, gaps, events, room):
+    """Whether what one more step may add could be too much for one of the growing arrays."""
+    return (
+        (room[0] > 0 and engine.num_steps + room[0] > len(steps))
+        or engine.num_peaks + room[1] > len(peaks)
+        or engine.num_shared + room[2] > len(shared)
+        or engine.num_gaps + room[3] > len(gaps)
+        or engine.num_events + room[4] > len(events)
+    )
+
+
+@inlined
 def admit_arrivals(engine, requests, queue, limits):
     """Put everything that has arrived by now into the waiting queue."""
     while engine.next_arrival < len(requests) and requests[engine.next_arrival].arrival_ns <= engine.now_ns:
@@ -345,31 +417,31 @@ def admit_arrivals(engine, requests, queue, limits):
             engine.next_new = engine.next_arrival
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def num_waiting(engine):
     """Requests in the queue, and arrivals that were never admitted."""
     return engine.num_queued + engine.next_arrival - engine.next_new
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def num_awake(engine):
     """How many of the running requests stand in `running`."""
     return engine.num_running - engine.num_asleep
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def has_work(flight):
     """Whether anything is computed in a step."""
     return flight.num_entries + flight.num_asleep > 0
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def has_requests(engine):
     """Whether the engine calls schedule() at all; finished ids still to be announced cost one more call."""
     return engine.num_running > 0 or num_waiting(engine) > 0 or engine.must_announce_finished
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def is_in_window(engine, windows):
     """Whether a step that is scheduled now writes events."""
     while engine.next_window < len(windows) and windows[engine.next_window, 1] <= engine.now_ns:
@@ -377,7 +449,7 @@ def is_in_window(engine, windows):
     return engine.next_window < len(windows) and windows[engine.next_window, 0] <= engine.now_ns
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def schedule(
     engine, requests, running, queue, blocks, keys, table, groups, limits, step_time, noise, flight, entries, steps,
     events,
@@ -405,7 +477,7 @@ def schedule(
         record(flight, engine, events, flight.step, HELD, queue_head(engine, queue, limits), engine.held_by)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def threshold_of_this_step(engine, limits):
     """The long-prefill cap in force, 0 = none; a request that is alone is never capped."""
     num_eligible = engine.num_running + num_waiting(engine)
@@ -416,7 +488,7 @@ def threshold_of_this_step(engine, limits):
     return limits.long_prefill_token_threshold
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def schedule_running(engine, requests, running, queue, blocks, keys, table, groups, limits, flight, entries, events):
     """Pass 1: running requests in their order; short of blocks, one of them is preempted."""
     engine.index = 0
@@ -446,7 +518,7 @@ def schedule_running(engine, requests, running, queue, blocks, keys, table, grou
     serve_asleep(engine.num_seated, engine, requests, blocks, keys, table, groups, limits)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def tokens_wanted(request, engine, limits):
     """Tokens a running request gets in this step, budgets and caps applied; 0 = it is passed over."""
     if (
@@ -461,7 +533,7 @@ def tokens_wanted(request, engine, limits):
     return min(num_tokens, limits.max_model_len - request.num_computed - 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def victim_position(engine, requests, running, limits):
     """Who is preempted: the last admitted, or by priority the least urgent, on ties the earliest in the list."""
     position = num_awake(engine) - 1
@@ -480,7 +552,7 @@ def victim_position(engine, requests, running, limits):
     return position
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def preempt(position, engine, requests, running, queue, blocks, table, limits, flight, entries, events):
     """Free a running request's blocks and let it wait, to be computed again.
 
@@ -509,7 +581,7 @@ def preempt(position, engine, requests, running, queue, blocks, table, limits, f
     push(row, engine, requests, queue, limits)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def withdraw_entry(row, engine, limits, flight, entries):
     """Take a request out of the batch being built, if it is in it."""
     num_kept = 0
@@ -524,7 +596,7 @@ def withdraw_entry(row, engine, limits, flight, entries):
     flight.num_entries = num_kept
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events):
     """Pass 2: the head of the waiting queue, again and again, until something stops it."""
     may_pad = limits.num_spec_tokens > 0
@@ -579,7 +651,7 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
         engine.held_by = NO_SEAT
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def add_entry(row, num_tokens, num_drafts, is_admission, engine, limits, flight, entries):
     """Put a request into the batch and take its tokens from both budgets."""
     entry = entries[flight.num_entries]
@@ -592,7 +664,7 @@ def add_entry(row, num_tokens, num_drafts, is_admission, engine, limits, flight,
     engine.input_budget -= num_tokens + limits.num_extra_inputs
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def start_step(engine, requests, limits, step_time, noise, flight, entries, steps, events):
     """Count the batch as computed, charge its time, write its row."""
     num_decodes, prefill_tokens, num_draft_tokens = flight.num_asleep, 0, 0
@@ -636,7 +708,7 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
     flight.step = -1
     if has_work(flight) or engine.num_preempted > 0:
         flight.step = engine.num_steps
-        step = steps[engine.num_steps]
+        step = step_row(steps, engine.num_steps)
         step.sched_ns = engine.now_ns
         step.start_ns = start_ns
         step.end_ns = end_ns
@@ -651,11 +723,26 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
         step.kv_prefill_tokens = kv_prefill_tokens
         step.prefill_attention = prefill_attention
         step.num_preempted = engine.num_preempted
-        step.num_gaps = 0
+        step.num_gaps = 0  # counted when its output is processed
         engine.num_steps += 1
+        num_scheduled = step.num_scheduled
+        engine.num_decoding_steps += num_decodes > 0
+        engine.num_decodes += num_decodes
+        engine.kv_decode_tokens += kv_decode_tokens
+        engine.peak_running = max(engine.peak_running, engine.num_running)
+        engine.least_free_blocks = min(engine.least_free_blocks, engine.num_free_blocks)
+        num_inputs = prefill_tokens + num_decodes + num_draft_tokens + limits.num_extra_inputs * num_scheduled
+        engine.max_inputs = max(engine.max_inputs, num_inputs)
+        engine.max_prefill_tokens = max(engine.max_prefill_tokens, prefill_tokens)
 
 
-@njit(cache=True, nogil=True)
+@inlined
+def step_row(steps, step):
+    """The row of a step; only the last ones have one where the rows are not kept."""
+    return steps[step & (len(steps) - 1)]
+
+
+@inlined
 def step_ns(
     step_time: Any,
     num_seqs: Any,
@@ -712,7 +799,7 @@ def step_ns(
     return whole_ns + np.int64(np.rint(further_ns))
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def noisy_ns(plain_ns, noise, has_prefill, step):
     """The time of a step with its noise, whole nanoseconds."""
     if noise.shape[1] == 0:
@@ -720,9 +807,9 @@ def noisy_ns(plain_ns, noise, has_prefill, step):
     return np.int64(np.rint(plain_ns * noise[int(has_prefill), step % noise.shape[1]]))
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def process_output(
-    engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries, steps, gaps, events
+    engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries, gaps, events
 ):
     """Deliver a step's tokens in batch order; finished requests return their blocks at once.
 
@@ -770,12 +857,37 @@ def process_output(
                 running[num_kept] = running[j]
                 num_kept += 1
         engine.num_running = engine.num_asleep + num_kept
-    if flight.step >= 0:
-        steps[flight.step].num_gaps = flight.num_gaps
-        engine.processed_ns = flight.end_ns
 
 
-@njit(cache=True, nogil=True)
+@inlined
+def close_step(engine, flight, peaks, steps, shared):
+    """Deliver the tokens of those asleep and count the gaps of the step.
+
+    `peaks` are the gaps that no later one has reached: whoever sleeps since a step finds the longest of his own there.
+    """
+    if flight.step < 0:
+        return
+    gap_ns = flight.end_ns - engine.processed_ns
+    engine.processed_ns = flight.end_ns
+    if flight.num_asleep > 0:
+        flight.num_gaps += flight.num_asleep
+        engine.num_futile = 0
+        at = engine.num_peaks
+        while at > 0 and peaks[at - 1].gap_ns <= gap_ns:
+            at -= 1
+        peaks[at].step = flight.step
+        peaks[at].gap_ns = gap_ns
+        engine.num_peaks = at + 1
+    step_row(steps, flight.step).num_gaps = flight.num_gaps
+    if flight.num_gaps > 0:
+        if engine.num_shared == 0 or shared[engine.num_shared - 1].gap_ns != gap_ns:
+            shared[engine.num_shared].gap_ns = gap_ns
+            shared[engine.num_shared].count = 0
+            engine.num_shared += 1
+        shared[engine.num_shared - 1].count += flight.num_gaps
+
+
+@inlined
 def deliver_token(row, request, engine, flight, gaps, events):
     """Note when a token appeared and how long after the one before it."""
     request.num_outputs += 1
@@ -798,27 +910,25 @@ def deliver_token(row, request, engine, flight, gaps, events):
     request.last_token_step = flight.step
 
 
-@njit(cache=True, nogil=True)
-def settle(
-    engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries, is_recorded
-):  # fmt: skip
+@inlined
+def settle(engine, requests, running, alarms, groups, peaks, limits, flights, entries, is_recorded):
     """Before a step is scheduled: wake whom it concerns, let those fall asleep who will just decode for a while.
 
     `running` and the entries of a step have those awake only; the others are counts. Nobody sleeps through a step
     that writes events, one with drafts, or one in which the budget or the pool could run out.
     """
-    wake_due(engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries)
+    wake_due(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
     if limits.num_spec_tokens == 0 and not is_recorded and engine.num_steps >= engine.awake_until:
         fall_asleep(engine, requests, running, alarms, groups, limits)
         engine.asleep_blocks = groups[engine.num_steps % limits.block_size, 0]
         if may_sleep_on(engine, requests, running, limits):
             return
         engine.awake_until = engine.num_steps + 4  # what made them wake up may last
-    wake_all(engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries)
+    wake_all(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
     engine.asleep_blocks = 0
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def may_sleep_on(engine, requests, running, limits):
     """Whether a step serves all who are asleep in full, whatever their place among those awake."""
     engine.threshold = threshold_of_this_step(engine, limits)
@@ -838,7 +948,7 @@ def may_sleep_on(engine, requests, running, limits):
     return budget >= 0 and num_blocks <= engine.num_free_blocks
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def fall_asleep(engine, requests, running, alarms, groups, limits):
     """Whoever is sure to get one token in each of the next steps needs no visit until its last one."""
     in_flight = 1 if limits.is_async else 0
@@ -869,27 +979,27 @@ def fall_asleep(engine, requests, running, alarms, groups, limits):
         set_alarm(engine.num_steps + num_left, row, engine, alarms)
 
 
-@njit(cache=True, nogil=True)
-def wake_due(engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries):
+@inlined
+def wake_due(engine, requests, running, alarms, groups, peaks, limits, flights, entries):
     """Wake those whose last token is in flight."""
     num_before = engine.num_asleep
     while engine.num_asleep > 0 and alarms[0] >> 32 <= engine.num_steps:
         stop_alarm(engine, alarms)
     if engine.num_asleep < num_before:
-        wake(num_before, engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries)
+        wake(num_before, engine, requests, running, alarms, groups, peaks, limits, flights, entries)
 
 
-@njit(cache=True, nogil=True)
-def wake_all(engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries):
+@compiled
+def wake_all(engine, requests, running, alarms, groups, peaks, limits, flights, entries):
     """Nobody sleeps any more."""
     num_before = engine.num_asleep
     engine.num_asleep = 0
     if num_before > 0:
-        wake(num_before, engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries)
+        wake(num_before, engine, requests, running, alarms, groups, peaks, limits, flights, entries)
 
 
-@njit(cache=True, nogil=True)
-def wake(num_before, engine, requests, running, alarms, groups, peaks, limits, num_flights, flight, entries):
+@compiled
+def wake(num_before, engine, requests, running, alarms, groups, peaks, limits, flights, entries):
     """Those whose alarms stand behind the others': back among the running, and into the step in flight.
 
     Their rows come out as if they had been visited in every step.
@@ -897,7 +1007,7 @@ def wake(num_before, engine, requests, running, alarms, groups, peaks, limits, n
     first = engine.num_asleep
     for j in range(first, num_before):
         alarms[j] &= 0xFFFFFFFF
-        catch_up(alarms[j], engine, requests, groups, peaks, limits, num_flights)
+        catch_up(alarms[j], engine, requests, groups, peaks, limits)
     sort_by_seat(alarms, first, num_before, requests)
     at, j = engine.num_running - num_before - 1, num_before - 1
     while j >= first:
@@ -909,19 +1019,20 @@ def wake(num_before, engine, requests, running, alarms, groups, peaks, limits, n
             j -= 1
     until = first
     for j in range(first, num_before):
-        is_in_flight = num_flights > 0 and requests[alarms[j]].asleep_since < engine.num_steps
+        is_in_flight = engine.num_flights > 0 and requests[alarms[j]].asleep_since < engine.num_steps
         requests[alarms[j]].asleep_since = 0
         if is_in_flight:
             alarms[until] = alarms[j]
             until += 1
+    flight, batch = flights[engine.oldest], entries[engine.oldest]
     at, j = flight.num_entries - 1, until - 1
     while j >= first:
         to = at + j - first + 1
-        if at >= 0 and requests[entries[at].request].seat > requests[alarms[j]].seat:
-            entries[to] = entries[at]
+        if at >= 0 and requests[batch[at].request].seat > requests[alarms[j]].seat:
+            batch[to] = batch[at]
             at -= 1
         else:
-            entry = entries[to]
+            entry = batch[to]
             entry.request = alarms[j]
             entry.tokens = 1
             entry.drafts = 0
@@ -933,12 +1044,12 @@ def wake(num_before, engine, requests, running, alarms, groups, peaks, limits, n
     flight.num_asleep -= until - first
 
 
-@njit(cache=True, nogil=True)
-def catch_up(row, engine, requests, groups, peaks, limits, num_flights):
+@compiled
+def catch_up(row, engine, requests, groups, peaks, limits):
     """Write into a request what happened to it while it slept; its token in flight is still to come."""
     request = requests[row]
     num_steps = engine.num_steps - request.asleep_since
-    num_flights = min(num_flights, num_steps)
+    num_flights = min(engine.num_flights, num_steps)
     num_tokens = num_steps - num_flights
     leave_group(row, engine, requests, groups, limits)
     request.num_computed += num_steps
@@ -962,22 +1073,7 @@ def catch_up(row, engine, requests, groups, peaks, limits, num_flights):
         request.worst_gap_ns = max(request.worst_gap_ns, peaks[low].gap_ns)
 
 
-@njit(cache=True, nogil=True)
-def deliver_asleep(engine, flight, peaks):
-    """The tokens of those asleep; `peaks` are the gaps that no later one has reached yet."""
-    if flight.num_asleep > 0:
-        flight.num_gaps += flight.num_asleep
-        engine.num_futile = 0
-        gap_ns = flight.end_ns - engine.processed_ns
-        at = engine.num_peaks
-        while at > 0 and peaks[at - 1].gap_ns <= gap_ns:
-            at -= 1
-        peaks[at].step = flight.step
-        peaks[at].gap_ns = gap_ns
-        engine.num_peaks = at + 1
-
-
-@njit(cache=True, nogil=True)
+@inlined
 def join_group(row, engine, requests, groups, limits):
     """Count a request among those who need a block in the same steps; blocks with an identity need the seats, too."""
     request = requests[row]
@@ -991,7 +1087,7 @@ def join_group(row, engine, requests, groups, limits):
         group[at] = row
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def leave_group(row, engine, requests, groups, limits):
     """Undo `join_group`."""
     request = requests[row]
@@ -1005,7 +1101,7 @@ def leave_group(row, engine, requests, groups, limits):
     group[0] -= 1
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def serve_asleep(seat, engine, requests, blocks, keys, table, groups, limits):
     """The block verbs of those asleep before a seat: who starts a block takes one, who has filled one registers it.
 
@@ -1029,7 +1125,7 @@ def serve_asleep(seat, engine, requests, blocks, keys, table, groups, limits):
         engine.next_registrar += 1
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def set_alarm(step, row, engine, alarms):
     """One more asleep, until a step; a heap of step·2³² + row, the earliest on top."""
     alarm = step << 32 | row
@@ -1041,7 +1137,7 @@ def set_alarm(step, row, engine, alarms):
     alarms[at] = alarm
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def stop_alarm(engine, alarms):
     """One less asleep: the earliest alarm goes behind the others."""
     engine.num_asleep -= 1
@@ -1061,7 +1157,7 @@ def stop_alarm(engine, alarms):
     alarms[engine.num_asleep] = first
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def sort_by_seat(rows, first, end, requests):
     """Shell's sort of some requests, in place."""
     distance = (end - first) // 2
@@ -1075,7 +1171,7 @@ def sort_by_seat(rows, first, end, requests):
         distance //= 2
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def queue_head(engine, queue, limits):
     """Row of the request at the head of the waiting queue."""
     if limits.by_priority:
@@ -1083,7 +1179,7 @@ def queue_head(engine, queue, limits):
     return queue[engine.num_queued - 1] if engine.num_queued > 0 else engine.next_new
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def runs_before(row, other, requests):
     """Whether one waiting request goes before another under the priority policy; rows are in order of arrival."""
     if requests[row].priority != requests[other].priority:
@@ -1091,7 +1187,7 @@ def runs_before(row, other, requests):
     return row < other
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def push(row, engine, requests, queue, limits):
     """Let a request wait: on top of the stack of preempted ones, or by priority in its place of the heap."""
     at = engine.num_queued
@@ -1103,7 +1199,7 @@ def push(row, engine, requests, queue, limits):
     queue[at] = row
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pop(engine, requests, queue, limits):
     """Take the head off the waiting queue."""
     if not limits.by_priority and engine.num_queued == 0:
@@ -1126,7 +1222,7 @@ def pop(engine, requests, queue, limits):
         queue[at] = row
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def remove(row, engine, requests, queue, limits):
     """Take a request that stale output finished out of the waiting queue; rare, so the queue is built anew."""
     num_queued = engine.num_queued
@@ -1136,20 +1232,20 @@ def remove(row, engine, requests, queue, limits):
             push(queue[j], engine, requests, queue, limits)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def blocks_for(num_tokens, limits):
     """KV blocks that so many tokens fill."""
     return (min(num_tokens, limits.max_model_len) + limits.block_size - 1) // limits.block_size
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def num_new_blocks(request, limits, num_tokens, num_hits):
     """Blocks to be taken so that `num_tokens` more tokens (and a drafter's lookahead) have room."""
     until = request.num_computed + num_hits * limits.block_size + num_tokens + limits.num_lookahead_tokens
     return max(0, blocks_for(until, limits) - request.num_blocks - num_hits)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def may_admit(request, engine, limits, num_tokens, num_hits):
     """Whether a waiting request may start: its chunk fits and, with the reservation, all that is known of it.
 
@@ -1164,7 +1260,7 @@ def may_admit(request, engine, limits, num_tokens, num_hits):
     return num_wanted + engine.num_free_hits <= engine.num_free_blocks
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def allocate(request, engine, blocks, keys, table, limits, num_tokens, num_hits):
     """True if `request` now owns blocks for `num_tokens` more; False, nothing changed, if the pool is short.
 
@@ -1192,7 +1288,7 @@ def allocate(request, engine, blocks, keys, table, limits, num_tokens, num_hits)
     return True
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def look_up(request, engine, blocks, keys, table, limits):
     """Number of leading blocks found in the prefix cache; their ids go to the scratch row of `table`.
 
@@ -1217,7 +1313,7 @@ def look_up(request, engine, blocks, keys, table, limits):
     return num_hits
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def register(request, blocks, keys, table, limits, num_tokens):
     """Enter a request's full blocks within its first `num_tokens` tokens into the prefix cache."""
     if limits.tracks_blocks:
@@ -1235,7 +1331,7 @@ def register(request, blocks, keys, table, limits, num_tokens):
             request.num_registered += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def release(request, engine, blocks, table, limits):
     """Give all blocks back, the last one first.
 
@@ -1263,7 +1359,7 @@ def release(request, engine, blocks, table, limits):
     request.num_registered = 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lay_out_blocks(engine, blocks, keys, table):
     """All blocks free in the order of their ids, no key with a block, all rows of the table free."""
     for block in range(len(blocks)):
@@ -1279,14 +1375,14 @@ def lay_out_blocks(engine, blocks, keys, table):
     engine.free_slot = 0
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def take_slot(request, engine, table):
     """Give a request a row of the table; there are as many as seats."""
     request.slot = engine.free_slot
     engine.free_slot = table[request.slot, 0]
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def hold(block, blocks):
     """One more holder of a block; the first one takes it off the free list."""
     if blocks[block].num_references == 0:
@@ -1294,7 +1390,7 @@ def hold(block, blocks):
     blocks[block].num_references += 1
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def take_block(blocks, keys):
     """The block at the front of the free list, for new content: only now does it leave the prefix cache."""
     block = blocks[0].next_free
@@ -1314,7 +1410,7 @@ def take_block(blocks, keys):
     return block
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def unlink_free(block, blocks):
     """Take a block out of the free list."""
     row = blocks[block]
@@ -1322,7 +1418,7 @@ def unlink_free(block, blocks):
     blocks[row.next_free].last_free = row.last_free
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def put_after(place, block, blocks):
     """Put a block into the free list behind `place`; behind the null block is the front."""
     row = blocks[block]
@@ -1332,7 +1428,7 @@ def put_after(place, block, blocks):
     blocks[place].next_free = block
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def record(flight, engine, events, step, kind, row, num_tokens):
     """Write an event of a step that is recorded."""
     if flight.is_recorded:
@@ -1342,11 +1438,3 @@ def record(flight, engine, events, step, kind, row, num_tokens):
         event.request = row
         event.tokens = num_tokens
         engine.num_events += 1
-
-
-@njit(cache=True, nogil=True)
-def grown(rows, num_rows):
-    """The same rows with room for at least `num_rows`, never less than twice as many as before."""
-    larger = np.empty(max(2 * len(rows), num_rows), rows.dtype)
-    larger[: len(rows)] = rows
-    return larger

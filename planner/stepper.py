@@ -180,7 +180,7 @@ class Engine:
         self.state["num_gaps"] = 0
         kernel.process_output(
             self.state[0], self.requests, self.running, self.queue, self.blocks, self.keys, self.table, self.accept,
-            self.limits, self.flights[self.oldest], self.entries[self.oldest], self.step, self.gaps, self.events,
+            self.limits, self.flights[self.oldest], self.entries[self.oldest], self.gaps, self.events,
         )  # fmt: skip
         self.oldest = (self.oldest + 1) % 2
         self.num_flights -= 1

@@ -203,7 +203,7 @@ def test_cancel_stops_the_replay():
     rows = np.zeros(1, kernel.REQUEST)
     rows["prompt_tokens"] = rows["num_known"] = rows["output_tokens"] = rows["max_tokens"] = 10
     limit = limits(BASIC, tracks_blocks=False)
-    outcome, steps, _, _ = kernel.replay(
+    outcome, steps, *_ = kernel.replay(
         rows,
         np.zeros(1, kernel.ENGINE),
         *kernel_blocks(rows, [], 1, np.zeros(0, np.int64), limit),
@@ -212,6 +212,7 @@ def test_cancel_stops_the_replay():
         StepTime(1, 1, 1),
         NO_NOISE,
         np.zeros((0, 2), np.int64),
+        True,
         100,
         np.ones(1, np.uint8),
     )
@@ -277,7 +278,7 @@ def same_bytes(one: dict, other: dict) -> None:
         other["end_ns"],
         other["num_free_blocks"],
     )
-    for name in ("step_rows", "gap_rows", "rows"):
+    for name in ("step_rows", "shared_gaps", "gap_rows", "rows"):
         assert one[name].tobytes() == other[name].tobytes(), name
 
 
@@ -301,7 +302,6 @@ def token_times(run):
 
 
 def gaps_of(run):
-    """All gaps as the kernel keeps them: a count per step, and a list of the others."""
-    steps = run["step_rows"]
-    regular = np.repeat(np.diff(steps["end_ns"], prepend=0), steps["num_gaps"]).tolist()
+    """All gaps as the kernel keeps them: counts by length, and a list of the others."""
+    regular = np.repeat(run["shared_gaps"]["gap_ns"], run["shared_gaps"]["count"]).tolist()
     return sorted(regular + run["gap_rows"]["gap_ns"].tolist())

@@ -268,7 +268,7 @@ def latencies(
     trace_digest: str, engine_config: EngineConfig, step_time: StepTime, _trace: RequestTrace
 ) -> tuple[Distribution, Distribution]:
     """All token gaps, pooled, and all TTFT of one setting."""
-    run = replay(_trace, engine_config, step_time)
+    run = replay(_trace, engine_config, step_time, keeps_steps=False)
     return itl(run), distribution(ttft_s(run))
 
 

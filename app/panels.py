@@ -171,9 +171,7 @@ def show_reading(
             reading.answer(answers, read)
             st.rerun()
     if reading.unmapped is not None:
-        st.warning(
-            "Columns of this file are not known by their names. What is what?", icon=":material/view_column:"
-        )
+        st.warning("Columns of this file are not known by their names. What is what?", icon=":material/view_column:")
         answers = widgets.ask_columns(reading.unmapped, reading.answers, f"{name}_{reading.num_uploads}")
         if answers != reading.answers:
             reading.answer(answers, read)

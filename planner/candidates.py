@@ -84,7 +84,7 @@ def evaluate(
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Candidate:
     """Replay one setting and hold it against the targets."""
-    run = replay(trace, engine_config, step_time, cancel=cancel)
+    run = replay(trace, engine_config, step_time, keeps_steps=False, cancel=cancel)
     summary = summarise(run, slo.itl_s, slo.itl_percentile, slo.ttft_percentile, slo.e2e_percentile)
     of_classes = [missed for target in slo.classes for missed in _missed_by_class(trace, run, target, slo)]
     return Candidate(engine_config, summary, (*violations(summary, slo), *of_classes))

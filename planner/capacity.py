@@ -10,7 +10,7 @@ import numpy.typing as npt
 from planner.candidates import Candidate, Rejection, evaluate, missed_latencies
 from planner.engine_config import EngineConfig
 from planner.executors import somewhere
-from planner.metrics import distribution, itl, ttft_s
+from planner.metrics import distribution, itl_within, ttft_s
 from planner.replay import replay
 from planner.routing import Routing, deal
 from planner.slo import Slo
@@ -284,7 +284,7 @@ def by_window(
         from_s = k * width_s
         until_s = (k + 1) * width_s if k < num_windows - 1 else max(run.end_s, trace.span_s) + 1e-9
         arrives = (run.arrival_s >= from_s) & (run.arrival_s < until_s)
-        gaps = itl(run, (round(from_s * 1e9), round(until_s * 1e9)))
+        gaps = itl_within(run, (round(from_s * 1e9), round(until_s * 1e9)))
         gap_s, wait_s = gaps.percentile(slo.itl_percentile), distribution(waits_s[arrives])
         worst_s = float(gaps.value_s[-1]) if gaps.num else float("nan")
         first_s = wait_s.percentile(slo.ttft_percentile)

@@ -158,7 +158,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
     config = _config(arguments, EngineConfig())
     _say_unseen_prefixes(trace, config)
     warm_up()
-    run = replay(trace, config, step_time_of(model))
+    run = replay(trace, config, step_time_of(model), keeps_steps=False)
     summary = summarise(run, arguments.itl_ms / 1e3)
     compared = (
         compare(served(trace, config, model), read_measured(Path(arguments.measured))) if arguments.measured else ()

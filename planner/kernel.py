@@ -1,15 +1,20 @@
 """All compiled code: the scheduler of vLLM 0.32 and the step-time equation.
 
 State is rows of structured arrays; a helper takes a row (or an array and a row number) and changes it. The clock is
-int64 nanoseconds. Work per step grows with the running requests, never with the trace. Nothing here looks at a
-request's true output length except `process_output`, which plays the model; the scheduler sees `max_tokens` only.
+int64 nanoseconds. Nothing here looks at a request's true output length except `process_output`, which plays the model,
+and `fall_asleep`, which sets the alarm for it; the scheduler sees `max_tokens` only.
+
+Whoever just decodes, one token a step, is asleep: not in `running`, in no step's entries, only counted. A request wakes
+for its last token, and all do before a step that the budget or the pool might not serve in full, or that writes events.
+So a step costs what it admits, prefills and finishes, whatever is running; without anybody asleep the rules are the
+same, and so is every byte that comes out.
 
 KV blocks are a count as long as their identity cannot matter. With prefix caching they have an identity
 (`Limits.tracks_blocks`): `blocks` holds the free list and the blocks of each key, `keys` says which key each block of
 each request has, `table` which blocks each running request holds. Where it is off these arrays are empty.
 
 Order: dtypes, `replay` (the engine loop), `schedule` and its two passes, the step-time equation, `process_output`,
-the waiting queue, block verbs, event rows.
+sleep, the waiting queue, block verbs, event rows.
 
 Source: vLLM 0.32, v1/engine/core.py (`EngineCore.step`, `step_with_batch_queue`), v1/core/sched/scheduler.py
 (`Scheduler.schedule`, `update_from_output`), v1/core/sched/async_scheduler.py, v1/core/kv_cache_manager.py
@@ -19,7 +24,15 @@ Source: vLLM 0.32, v1/engine/core.py (`EngineCore.step`, `step_with_batch_queue`
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numba import njit
+
+Rows = npt.NDArray[Any]
+# Without numba's reference counts, which took most of the time: arrays belong to whoever calls, and none is made here.
+UNCOUNTED: dict[str, Any] = {"_nrt": False}
+compiled: Any = njit(cache=True, nogil=True, **UNCOUNTED)
+# What every step goes through; handing the arrays over took most of the rest.
+inlined: Any = njit(cache=True, nogil=True, forceinline=True, **UNCOUNTED)
 
 REQUEST = np.dtype(
     [
@@ -39,6 +52,8 @@ REQUEST = np.dtype(
         ("num_blocks", np.int64),
         ("num_registered", np.int64),  # leading blocks that are in the prefix cache
         ("slot", np.int64),  # row of `table` while it holds blocks
+        ("seat", np.int64),  # grows from admission to admission: the order of the running requests
+        ("asleep_since", np.int64),  # the first step of its sleep; 0 = awake
         ("num_preemptions", np.int64),
         ("num_recomputed", np.int64),  # computed tokens lost to preemptions
         ("num_hit_tokens", np.int64),  # found in the prefix cache at its first admission
@@ -69,11 +84,15 @@ STEP = np.dtype(
         ("num_gaps", np.int64),  # tokens of this step whose previous token came from the step before
     ]
 )
+PEAK = np.dtype([("step", np.int64), ("gap_ns", np.int64)])
+SHARED_GAP = np.dtype([("gap_ns", np.int64), ("count", np.int64)])
 GAP = np.dtype([("gap_ns", np.int64), ("request", np.int64), ("step", np.int64)])
 EVENT = np.dtype([("step", np.int32), ("kind", np.int32), ("request", np.int32), ("tokens", np.int32)])
 FLIGHT = np.dtype(
     [
         ("num_entries", np.int64),
+        ("num_asleep", np.int64),  # requests that decode in this step without an entry
+        ("num_gaps", np.int64),  # as in `STEP`
         ("step", np.int64),  # -1 when the step was not worth a row
         ("end_ns", np.int64),
         ("num_preempted", np.int64),
@@ -94,7 +113,17 @@ ENGINE = np.dtype(
     [
         ("now_ns", np.int64),
         ("gpu_free_ns", np.int64),
-        ("num_running", np.int64),
+        ("num_running", np.int64),  # those asleep included
+        ("num_asleep", np.int64),
+        ("num_seated", np.int64),  # admissions so far
+        ("newest_asleep", np.int64),  # no seat asleep is behind this one
+        ("asleep_tokens", np.int64),  # computed so far by those asleep
+        ("asleep_blocks", np.int64),  # that those asleep take in the step being scheduled
+        ("next_taker", np.int64),  # of those asleep: who takes, and who registers a block next in this step
+        ("next_registrar", np.int64),
+        ("awake_until", np.int64),  # nobody falls asleep before this step
+        ("num_peaks", np.int64),
+        ("processed_ns", np.int64),  # end of the last step whose output was processed
         ("num_queued", np.int64),  # in `queue`: preempted requests, or by priority everything that waits
         ("next_new", np.int64),  # first request that waits outside `queue`
         ("next_arrival", np.int64),  # first request that has not arrived
@@ -110,8 +139,18 @@ ENGINE = np.dtype(
         ("num_futile", np.int64),  # preemptions since the last token
         ("num_swapped", np.int64),  # tokens moved out and in by this step
         ("held_by", np.int64),  # why nobody more was admitted
+        ("oldest", np.int64),  # of the steps in flight
+        ("num_flights", np.int64),
         ("next_window", np.int64),  # first of the recorded windows that is not over
         ("num_steps", np.int64),
+        ("num_decoding_steps", np.int64),  # this and the next six: over all steps so far
+        ("num_decodes", np.int64),
+        ("kv_decode_tokens", np.int64),
+        ("peak_running", np.int64),
+        ("least_free_blocks", np.int64),
+        ("max_inputs", np.int64),  # what a step took of the input budget
+        ("max_prefill_tokens", np.int64),
+        ("num_shared", np.int64),
         ("num_gaps", np.int64),
         ("num_events", np.int64),
     ]
@@ -144,9 +183,9 @@ NO_SEAT, NO_BUDGET, NO_BLOCKS, NOT_WHOLE, PREEMPTION = range(1, 6)
 """What keeps the head of the waiting queue from starting: no seat; no budget; no KV blocks; its prompt does not fit the
 budget in one piece; somebody was preempted in this step."""
 
-DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS, LIVELOCK = range(6)
+DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS, LIVELOCK, FULL = range(7)
 """How a replay ended. NEEDS_BLOCKS: a preempted request may find its own blocks again, so run it with `tracks_blocks`.
-LIVELOCK: running requests preempt each other, or themselves, for ever."""
+LIVELOCK: running requests preempt each other, or themselves, for ever. FULL: none of these; `replay` makes room."""
 
 MOST_FUTILE = 100_000
 """Preemptions without a single token in between that count as a livelock; vLLM itself would go on."""
@@ -190,8 +229,21 @@ class Limits(NamedTuple):
     """What moving one token there or back adds to the step."""
 
 
-@njit(cache=True, nogil=True)
-def replay(requests, state, blocks, keys, table, accept, limits, step_time, noise, windows, max_steps, cancel):
+def replay(
+    requests: Rows,
+    state: Rows,
+    blocks: Rows,
+    keys: Rows,
+    table: Rows,
+    accept: Rows,
+    limits: Limits,
+    step_time: Any,
+    noise: Rows,
+    windows: Rows,
+    keeps_steps: bool,
+    max_steps: int,
+    cancel: Rows,
+) -> tuple[int, Rows, Rows, Rows, Rows]:
     """Run the engine until nothing is left; the rows of the arrays are changed in place.
 
     Parameters
@@ -199,8 +251,7 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
     requests : (n,) REQUEST
         Ordered by arrival; made by `planner.replay`.
     state : (1,) ENGINE
-        Zeros; the engine's state, and at the end the clock and the free blocks. The caller owns it because
-        numba frees an array of ours as soon as only a row of it is in use.
+        Zeros; the engine's state, and at the end the clock, the free blocks, and the totals.
     blocks : (num_gpu_blocks,) BLOCK
     keys : (m,) KEY
     table : (seats + 1, blocks of the longest request) int64
@@ -213,8 +264,9 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
         Factors on the time of decode-only steps and of steps with prefill, taken in turn by step; m = 0 turns it off.
     windows : (w, 2) int64
         From when until when to write `EVENT` rows (who ran, was evicted, …), in order and apart: all events of the
-        steps that are scheduled in a window, which are then taken one by one. Elsewhere stretches in which everybody
-        just decodes are taken at once (`coast`). Needed to look inside, not for numbers.
+        steps that are scheduled in a window, in which nobody is asleep. Needed to look inside, not for numbers.
+    keeps_steps : bool
+        Whether the rows of the steps are returned; they take far more memory than all the rest.
     max_steps : int
         Stop after this many recorded steps.
     cancel : (1,) uint8
@@ -223,32 +275,71 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
     Returns
     -------
     outcome : int
-        One of the five above.
+        One of the six above.
     steps : (k,) STEP
+        No rows unless kept.
+    shared : (s,) SHARED_GAP
+        Gaps between tokens of neighbouring steps, in order of time; equal ones in a row are one row.
     gaps : (g,) GAP
-        Gaps between tokens that did not come from neighbouring steps; the others are counted in `steps`.
+        Gaps between tokens that did not come from neighbouring steps.
     events : (e,) EVENT
     """
-    depth = 2 if limits.is_async else 1
     cap = min(limits.max_num_seqs, len(requests))
     most_per_step = cap * (1 + limits.num_spec_tokens)
     engine = state[0]
-    engine.num_free_blocks = limits.num_gpu_blocks - 1  # block 0 is the null block
+    engine["num_free_blocks"] = engine["least_free_blocks"] = limits.num_gpu_blocks - 1  # block 0 is the null block
     if limits.tracks_blocks:
         lay_out_blocks(engine, blocks, keys, table)
-    running = np.empty(cap + 1, np.int64)
+    running, alarms = np.empty(cap + 1, np.int64), np.empty(cap + 1, np.int64)
+    groups = np.zeros((limits.block_size, cap + 1 if limits.tracks_blocks else 1), np.int64)
     queue = np.empty(len(requests) + 1, np.int64)
-    flights = np.zeros(2, FLIGHT)
-    entries = np.empty((2, cap + 1), ENTRY)
-    phases = np.empty((limits.block_size + 1) + cap, np.int64)
-    steps = np.empty(1024, STEP)
-    gaps = np.empty(1024, GAP)
-    events = np.empty(1024 if len(windows) > 0 else 0, EVENT)
-    oldest, num_flights = 0, 0
+    flights, entries = np.zeros(2, FLIGHT), np.empty((2, cap + 1), ENTRY)
+    # What a step may add; then what has become too small is made larger, and the loop goes on.
+    room = np.array([int(keeps_steps), 1, 1, most_per_step, (5 * cap + most_per_step + 1) * (len(windows) > 0)])
+    # The steps must be a power of two, as `step_row` wants it.
+    steps, peaks, shared = np.empty(1024 if keeps_steps else 4, STEP), np.empty(1024, PEAK), np.empty(1024, SHARED_GAP)
+    gaps, events = np.empty(1024 + most_per_step, GAP), np.empty(2 * int(room[4]), EVENT)
+    while True:
+        outcome = run(
+            requests, state, running, queue, blocks, keys, table, accept, limits, step_time, noise, windows, alarms,
+            groups, flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
+        )  # fmt: skip
+        if outcome != FULL:
+            break
+        steps = grown(steps, engine["num_steps"], room[0]) if keeps_steps else steps
+        peaks = grown(peaks, engine["num_peaks"], room[1])
+        shared = grown(shared, engine["num_shared"], room[2])
+        gaps = grown(gaps, engine["num_gaps"], room[3])
+        events = grown(events, engine["num_events"], room[4])
+    num_steps = engine["num_steps"] if keeps_steps else 0
+    num_shared, num_gaps, num_events = engine["num_shared"], engine["num_gaps"], engine["num_events"]
+    return outcome, steps[:num_steps], shared[:num_shared], gaps[:num_gaps], events[:num_events]
+
+
+def grown(rows: Rows, num_rows: int, room: int) -> Rows:
+    """The same rows, in twice the room if there is not enough."""
+    if num_rows + room <= len(rows):
+        return rows
+    larger = np.empty(2 * len(rows), rows.dtype)
+    larger[:num_rows] = rows[:num_rows]
+    return larger
+
+
+@compiled
+def run(
+    requests, state, running, queue, blocks, keys, table, accept, limits, step_time, noise, windows, alarms, groups,
+    flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
+):  # fmt: skip
+    """The engine loop, until it ends or one of the growing arrays lacks `room` for what a step may add.
+
+    Source: vLLM 0.32, v1/engine/core.py, EngineCore.step and step_with_batch_queue.
+    """
+    depth = 2 if limits.is_async else 1
+    engine = state[0]
     outcome = DONE
     while True:
         admit_arrivals(engine, requests, queue, limits)
-        if not has_requests(engine) and num_flights == 0:
+        if not has_requests(engine) and engine.num_flights == 0:
             if engine.next_arrival == len(requests):
                 break
             engine.now_ns = requests[engine.next_arrival].arrival_ns
@@ -259,62 +350,64 @@ def replay(requests, state, blocks, keys, table, accept, limits, step_time, nois
         if cancel[0] != 0:
             outcome = CANCELLED
             break
-        if engine.num_steps == len(steps):
-            steps = grown(steps, len(steps) + 1)
-        if engine.num_gaps + most_per_step > len(gaps):
-            gaps = grown(gaps, engine.num_gaps + most_per_step)
-        if len(windows) > 0 and engine.num_events + 5 * cap + most_per_step + 1 > len(events):
-            events = grown(events, engine.num_events + 5 * cap + most_per_step + 1)
+        if lacks_room(engine, steps, peaks, shared, gaps, events, room):
+            return FULL
 
         if has_requests(engine):
-            is_busy = num_flights == 1 and flights[oldest].num_entries > 0
-            slot = (oldest + num_flights) % 2
+            is_busy = engine.num_flights == 1 and has_work(flights[engine.oldest])
+            slot = (engine.oldest + engine.num_flights) % 2
             flight = flights[slot]
             flight.is_recorded = is_in_window(engine, windows)
+            settle(
+                engine, requests, running, alarms, groups, peaks, limits, flights, entries, flight.is_recorded
+            )  # fmt: skip
             schedule(
-                engine, requests, running, queue, blocks, keys, table, limits, step_time, noise, flight,
+                engine, requests, running, queue, blocks, keys, table, groups, limits, step_time, noise, flight,
                 entries[slot], steps, events,
             )  # fmt: skip
-            num_flights += 1
+            engine.num_flights += 1
             if flight.num_preempted > 0 and limits.caches_prefixes and not limits.tracks_blocks:
                 outcome = NEEDS_BLOCKS
                 break
             if engine.num_futile > MOST_FUTILE:
                 outcome = LIVELOCK
                 break
-            is_empty = flight.num_entries == 0 and flight.num_preempted == 0
+            is_empty = not has_work(flight) and flight.num_preempted == 0
             if is_empty and not is_busy and num_waiting(engine) + engine.num_running > 0:
                 if engine.next_arrival == len(requests):
                     outcome = STALLED
                     break
                 engine.now_ns = max(engine.now_ns, requests[engine.next_arrival].arrival_ns)
-            if num_flights < depth and (flight.num_entries > 0 or has_requests(engine)):
+            if engine.num_flights < depth and (has_work(flight) or has_requests(engine)):
                 continue
-        flight = flights[oldest]
+        flight = flights[engine.oldest]
+        if not limits.is_async:
+            wake_due(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
         engine.now_ns = max(engine.now_ns, flight.end_ns)
         process_output(
-            engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries[oldest],
-            steps, gaps, events,
+            engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries[engine.oldest],
+            gaps, events,
         )  # fmt: skip
-        oldest = (oldest + 1) % 2
-        num_flights -= 1
-        if num_flights == depth - 1 and not is_in_window(engine, windows):
-            last = flights[(oldest + 1) % 2] if depth == 1 else flights[oldest]
-            last_entries = entries[(oldest + 1) % 2] if depth == 1 else entries[oldest]
-            num_coasting = steps_to_coast(engine, requests, running, limits, last, last_entries)
-            num_coasting = min(num_coasting, max_steps - engine.num_steps)
-            if num_coasting > 0 and not last.is_recorded:
-                if engine.num_steps + num_coasting > len(steps):
-                    steps = grown(steps, engine.num_steps + num_coasting)
-                coast(
-                    engine, requests, running, queue, blocks, keys, table, limits, step_time, noise, last, phases,
-                    steps, num_coasting, windows,
-                )  # fmt: skip
-    num_steps, num_gaps, num_events = engine.num_steps, engine.num_gaps, engine.num_events
-    return outcome, steps[:num_steps], gaps[:num_gaps], events[:num_events]
+        close_step(engine, flight, peaks, steps, shared)
+        engine.oldest = (engine.oldest + 1) % 2
+        engine.num_flights -= 1
+    wake_all(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
+    return outcome
 
 
-@njit(cache=True, nogil=True)
+@inlined
+def lacks_room(engine, steps, peaks, shared, gaps, events, room):
+    """Whether what one more step may add could be too much for one of the growing arrays."""
+    return (
+        (room[0] > 0 and engine.num_steps + room[0] > len(steps))
+        or engine.num_peaks + room[1] > len(peaks)
+        or engine.num_shared + room[2] > len(shared)
+        or engine.num_gaps + room[3] > len(gaps)
+        or engine.num_events + room[4] > len(events)
+    )
+
+
+@inlined
 def admit_arrivals(engine, requests, queue, limits):
     """Put everything that has arrived by now into the waiting queue."""
     while engine.next_arrival < len(requests) and requests[engine.next_arrival].arrival_ns <= engine.now_ns:
@@ -324,19 +417,31 @@ def admit_arrivals(engine, requests, queue, limits):
             engine.next_new = engine.next_arrival
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def num_waiting(engine):
     """Requests in the queue, and arrivals that were never admitted."""
     return engine.num_queued + engine.next_arrival - engine.next_new
 
 
-@njit(cache=True, nogil=True)
+@inlined
+def num_awake(engine):
+    """How many of the running requests stand in `running`."""
+    return engine.num_running - engine.num_asleep
+
+
+@inlined
+def has_work(flight):
+    """Whether anything is computed in a step."""
+    return flight.num_entries + flight.num_asleep > 0
+
+
+@inlined
 def has_requests(engine):
     """Whether the engine calls schedule() at all; finished ids still to be announced cost one more call."""
     return engine.num_running > 0 or num_waiting(engine) > 0 or engine.must_announce_finished
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def is_in_window(engine, windows):
     """Whether a step that is scheduled now writes events."""
     while engine.next_window < len(windows) and windows[engine.next_window, 1] <= engine.now_ns:
@@ -344,23 +449,27 @@ def is_in_window(engine, windows):
     return engine.next_window < len(windows) and windows[engine.next_window, 0] <= engine.now_ns
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def schedule(
-    engine, requests, running, queue, blocks, keys, table, limits, step_time, noise, flight, entries, steps, events
-):
+    engine, requests, running, queue, blocks, keys, table, groups, limits, step_time, noise, flight, entries, steps,
+    events,
+):  # fmt: skip
     """One call of schedule(): decide the batch, start it, write its row.
 
     Source: vLLM 0.32, v1/core/sched/scheduler.py, Scheduler.schedule.
     """
     engine.must_announce_finished = False
     engine.threshold = threshold_of_this_step(engine, limits)
-    engine.token_budget = limits.max_num_scheduled_tokens
-    engine.input_budget = limits.max_num_batched_tokens
+    engine.token_budget = limits.max_num_scheduled_tokens - engine.num_asleep
+    engine.input_budget = limits.max_num_batched_tokens - engine.num_asleep
+    engine.num_free_blocks -= engine.asleep_blocks
     engine.num_preempted = 0
     engine.num_swapped = 0
     engine.held_by = PREEMPTION
     flight.num_entries = 0
-    schedule_running(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
+    flight.num_asleep = engine.num_asleep
+    flight.num_gaps = 0
+    schedule_running(engine, requests, running, queue, blocks, keys, table, groups, limits, flight, entries, events)
     if engine.num_preempted == 0:
         schedule_waiting(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
     start_step(engine, requests, limits, step_time, noise, flight, entries, steps, events)
@@ -368,7 +477,7 @@ def schedule(
         record(flight, engine, events, flight.step, HELD, queue_head(engine, queue, limits), engine.held_by)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def threshold_of_this_step(engine, limits):
     """The long-prefill cap in force, 0 = none; a request that is alone is never capped."""
     num_eligible = engine.num_running + num_waiting(engine)
@@ -379,12 +488,13 @@ def threshold_of_this_step(engine, limits):
     return limits.long_prefill_token_threshold
 
 
-@njit(cache=True, nogil=True)
-def schedule_running(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events):
+@inlined
+def schedule_running(engine, requests, running, queue, blocks, keys, table, groups, limits, flight, entries, events):
     """Pass 1: running requests in their order; short of blocks, one of them is preempted."""
     engine.index = 0
+    engine.next_taker = engine.next_registrar = 1
     while (
-        engine.index < engine.num_running and engine.token_budget > 0 and engine.input_budget > limits.num_extra_inputs
+        engine.index < num_awake(engine) and engine.token_budget > 0 and engine.input_budget > limits.num_extra_inputs
     ):
         row = running[engine.index]
         request = requests[row]
@@ -392,6 +502,7 @@ def schedule_running(engine, requests, running, queue, blocks, keys, table, limi
         if num_tokens == 0:
             engine.index += 1
             continue
+        serve_asleep(request.seat, engine, requests, blocks, keys, table, groups, limits)
         is_victim = False
         while not is_victim and not allocate(request, engine, blocks, keys, table, limits, num_tokens, 0):
             position = victim_position(engine, requests, running, limits)
@@ -404,9 +515,10 @@ def schedule_running(engine, requests, running, queue, blocks, keys, table, limi
         request.num_drafts = 0
         add_entry(row, num_tokens, num_drafts, False, engine, limits, flight, entries)
         engine.index += 1
+    serve_asleep(engine.num_seated, engine, requests, blocks, keys, table, groups, limits)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def tokens_wanted(request, engine, limits):
     """Tokens a running request gets in this step, budgets and caps applied; 0 = it is passed over."""
     if (
@@ -421,17 +533,17 @@ def tokens_wanted(request, engine, limits):
     return min(num_tokens, limits.max_model_len - request.num_computed - 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def victim_position(engine, requests, running, limits):
     """Who is preempted: the last admitted, or by priority the least urgent, on ties the earliest in the list."""
-    position = engine.num_running - 1
+    position = num_awake(engine) - 1
     if limits.evicts_fewest_computed:
-        for j in range(engine.num_running - 2, -1, -1):
+        for j in range(num_awake(engine) - 2, -1, -1):
             if requests[running[j]].num_computed < requests[running[position]].num_computed:
                 position = j
     elif limits.by_priority:
         position = 0
-        for j in range(1, engine.num_running):
+        for j in range(1, num_awake(engine)):
             worst, other = requests[running[position]], requests[running[j]]
             if other.priority > worst.priority or (
                 other.priority == worst.priority and other.arrival_ns > worst.arrival_ns
@@ -440,7 +552,7 @@ def victim_position(engine, requests, running, limits):
     return position
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def preempt(position, engine, requests, running, queue, blocks, table, limits, flight, entries, events):
     """Free a running request's blocks and let it wait, to be computed again.
 
@@ -449,7 +561,7 @@ def preempt(position, engine, requests, running, queue, blocks, table, limits, f
     row = running[position]
     victim = requests[row]
     engine.num_running -= 1
-    for j in range(position, engine.num_running):
+    for j in range(position, num_awake(engine)):
         running[j] = running[j + 1]
     if position < engine.index:
         engine.index -= 1
@@ -469,7 +581,7 @@ def preempt(position, engine, requests, running, queue, blocks, table, limits, f
     push(row, engine, requests, queue, limits)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def withdraw_entry(row, engine, limits, flight, entries):
     """Take a request out of the batch being built, if it is in it."""
     num_kept = 0
@@ -484,7 +596,7 @@ def withdraw_entry(row, engine, limits, flight, entries):
     flight.num_entries = num_kept
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events):
     """Pass 2: the head of the waiting queue, again and again, until something stops it."""
     may_pad = limits.num_spec_tokens > 0
@@ -526,8 +638,10 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
             request.first_scheduled_ns = max(engine.now_ns, engine.gpu_free_ns)
             request.num_hit_tokens = num_hit_tokens
         pop(engine, requests, queue, limits)
-        running[engine.num_running] = row
+        running[num_awake(engine)] = row
         engine.num_running += 1
+        request.seat = engine.num_seated
+        engine.num_seated += 1
         engine.num_swapped += request.num_computed
         request.num_computed += num_hit_tokens
         num_drafts = min(num_drafts, num_tokens - 1)
@@ -537,7 +651,7 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
         engine.held_by = NO_SEAT
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def add_entry(row, num_tokens, num_drafts, is_admission, engine, limits, flight, entries):
     """Put a request into the batch and take its tokens from both budgets."""
     entry = entries[flight.num_entries]
@@ -550,11 +664,12 @@ def add_entry(row, num_tokens, num_drafts, is_admission, engine, limits, flight,
     engine.input_budget -= num_tokens + limits.num_extra_inputs
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def start_step(engine, requests, limits, step_time, noise, flight, entries, steps, events):
     """Count the batch as computed, charge its time, write its row."""
-    num_decodes, prefill_tokens, num_draft_tokens = 0, 0, 0
-    kv_decode_tokens, kv_prefill_tokens, prefill_attention = 0, 0, 0.0
+    num_decodes, prefill_tokens, num_draft_tokens = flight.num_asleep, 0, 0
+    engine.asleep_tokens += flight.num_asleep
+    kv_decode_tokens, kv_prefill_tokens, prefill_attention = engine.asleep_tokens, 0, 0.0
     for j in range(flight.num_entries):
         entry = entries[j]
         request = requests[entry.request]
@@ -580,10 +695,10 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
         record(flight, engine, events, engine.num_steps, kind, entry.request, entry.tokens)
     start_ns = max(engine.now_ns, engine.gpu_free_ns)
     end_ns = start_ns
-    if flight.num_entries > 0:
+    if has_work(flight):
         plain_ns = step_ns(
-            step_time, flight.num_entries, prefill_tokens, kv_decode_tokens, prefill_attention, num_draft_tokens,
-            kv_prefill_tokens,
+            step_time, flight.num_asleep + flight.num_entries, prefill_tokens, kv_decode_tokens, prefill_attention,
+            num_draft_tokens, kv_prefill_tokens,
         )  # fmt: skip
         end_ns += noisy_ns(plain_ns, noise, prefill_tokens > 0, engine.num_steps)
     end_ns += engine.num_swapped * limits.swap_ns_per_token
@@ -591,16 +706,16 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
     flight.end_ns = end_ns
     flight.num_preempted = engine.num_preempted
     flight.step = -1
-    if flight.num_entries > 0 or engine.num_preempted > 0:
+    if has_work(flight) or engine.num_preempted > 0:
         flight.step = engine.num_steps
-        step = steps[engine.num_steps]
+        step = step_row(steps, engine.num_steps)
         step.sched_ns = engine.now_ns
         step.start_ns = start_ns
         step.end_ns = end_ns
         step.num_running = engine.num_running
         step.num_waiting = num_waiting(engine)
         step.num_free_blocks = engine.num_free_blocks
-        step.num_scheduled = flight.num_entries
+        step.num_scheduled = flight.num_asleep + flight.num_entries
         step.num_decodes = num_decodes
         step.prefill_tokens = prefill_tokens
         step.num_draft_tokens = num_draft_tokens
@@ -608,11 +723,26 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
         step.kv_prefill_tokens = kv_prefill_tokens
         step.prefill_attention = prefill_attention
         step.num_preempted = engine.num_preempted
-        step.num_gaps = 0
+        step.num_gaps = 0  # counted when its output is processed
         engine.num_steps += 1
+        num_scheduled = step.num_scheduled
+        engine.num_decoding_steps += num_decodes > 0
+        engine.num_decodes += num_decodes
+        engine.kv_decode_tokens += kv_decode_tokens
+        engine.peak_running = max(engine.peak_running, engine.num_running)
+        engine.least_free_blocks = min(engine.least_free_blocks, engine.num_free_blocks)
+        num_inputs = prefill_tokens + num_decodes + num_draft_tokens + limits.num_extra_inputs * num_scheduled
+        engine.max_inputs = max(engine.max_inputs, num_inputs)
+        engine.max_prefill_tokens = max(engine.max_prefill_tokens, prefill_tokens)
 
 
-@njit(cache=True, nogil=True)
+@inlined
+def step_row(steps, step):
+    """The row of a step; only the last ones have one where the rows are not kept."""
+    return steps[step & (len(steps) - 1)]
+
+
+@inlined
 def step_ns(
     step_time: Any,
     num_seqs: Any,
@@ -679,7 +809,7 @@ def step_ns(
     return whole_ns + np.int64(np.rint(further_ns))
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def noisy_ns(plain_ns, noise, has_prefill, step):
     """The time of a step with its noise, whole nanoseconds."""
     if noise.shape[1] == 0:
@@ -687,9 +817,9 @@ def noisy_ns(plain_ns, noise, has_prefill, step):
     return np.int64(np.rint(plain_ns * noise[int(has_prefill), step % noise.shape[1]]))
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def process_output(
-    engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries, steps, gaps, events
+    engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries, gaps, events
 ):
     """Deliver a step's tokens in batch order; finished requests return their blocks at once.
 
@@ -714,7 +844,7 @@ def process_output(
             request.num_known += 1
             if limits.is_async and not is_stale:
                 request.num_placeholders -= 1
-            deliver_token(entry.request, request, engine, flight, steps, gaps, events)
+            deliver_token(entry.request, request, engine, flight, gaps, events)
             if request.num_outputs == request.output_tokens or request.num_known >= limits.max_model_len:
                 request.is_finished = True
                 break
@@ -732,15 +862,43 @@ def process_output(
             request.num_drafts = limits.num_spec_tokens
     if num_finished > 0:
         num_kept = 0
-        for j in range(engine.num_running):
+        for j in range(num_awake(engine)):
             if not requests[running[j]].is_finished:
                 running[num_kept] = running[j]
                 num_kept += 1
-        engine.num_running = num_kept
+        engine.num_running = engine.num_asleep + num_kept
 
 
-@njit(cache=True, nogil=True)
-def deliver_token(row, request, engine, flight, steps, gaps, events):
+@inlined
+def close_step(engine, flight, peaks, steps, shared):
+    """Deliver the tokens of those asleep and count the gaps of the step.
+
+    `peaks` are the gaps that no later one has reached: whoever sleeps since a step finds the longest of his own there.
+    """
+    if flight.step < 0:
+        return
+    gap_ns = flight.end_ns - engine.processed_ns
+    engine.processed_ns = flight.end_ns
+    if flight.num_asleep > 0:
+        flight.num_gaps += flight.num_asleep
+        engine.num_futile = 0
+        at = engine.num_peaks
+        while at > 0 and peaks[at - 1].gap_ns <= gap_ns:
+            at -= 1
+        peaks[at].step = flight.step
+        peaks[at].gap_ns = gap_ns
+        engine.num_peaks = at + 1
+    step_row(steps, flight.step).num_gaps = flight.num_gaps
+    if flight.num_gaps > 0:
+        if engine.num_shared == 0 or shared[engine.num_shared - 1].gap_ns != gap_ns:
+            shared[engine.num_shared].gap_ns = gap_ns
+            shared[engine.num_shared].count = 0
+            engine.num_shared += 1
+        shared[engine.num_shared - 1].count += flight.num_gaps
+
+
+@inlined
+def deliver_token(row, request, engine, flight, gaps, events):
     """Note when a token appeared and how long after the one before it."""
     request.num_outputs += 1
     engine.num_futile = 0
@@ -751,7 +909,7 @@ def deliver_token(row, request, engine, flight, steps, gaps, events):
         gap_ns = flight.end_ns - request.last_token_ns
         request.worst_gap_ns = max(request.worst_gap_ns, gap_ns)
         if request.last_token_step == flight.step - 1:
-            steps[flight.step].num_gaps += 1
+            flight.num_gaps += 1
         else:
             gap = gaps[engine.num_gaps]
             gap.gap_ns = gap_ns
@@ -762,182 +920,268 @@ def deliver_token(row, request, engine, flight, steps, gaps, events):
     request.last_token_step = flight.step
 
 
-@njit(cache=True, nogil=True)
-def steps_to_coast(engine, requests, running, limits, last, last_entries):
-    """How many steps in a row certainly repeat the last one, in which everybody running decoded one token.
+@inlined
+def settle(engine, requests, running, alarms, groups, peaks, limits, flights, entries, is_recorded):
+    """Before a step is scheduled: wake whom it concerns, let those fall asleep who will just decode for a while.
 
-    Nobody ends, and nobody who waits can start: the last step shows that the head of the queue did not fit, and blocks
-    only become fewer. With block identities a later lookup could still hit more, so there nobody may wait, unless all
-    seats are taken. 0 = take the next step by itself.
+    `running` and the entries of a step have those awake only; the others are counts. Nobody sleeps through a step
+    that writes events, one with drafts, or one in which the budget or the pool could run out.
     """
-    num_running = engine.num_running
-    if num_running == 0 or last.num_entries != num_running or last.num_preempted > 0:
-        return 0
-    if limits.num_spec_tokens > 0 or engine.must_announce_finished:  # the second: blocks have become free since
-        return 0
-    is_full = num_running >= limits.max_num_seqs
-    if num_waiting(engine) > 0 and not is_full and (limits.tracks_blocks or limits.is_threshold_adaptive):
-        return 0
-    last_step = engine.num_steps - (2 if limits.is_async else 1)
+    wake_due(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
+    if limits.num_spec_tokens == 0 and not is_recorded and engine.num_steps >= engine.awake_until:
+        fall_asleep(engine, requests, running, alarms, groups, limits)
+        engine.asleep_blocks = groups[engine.num_steps % limits.block_size, 0]
+        if may_sleep_on(engine, requests, running, limits):
+            return
+        engine.awake_until = engine.num_steps + 4  # what made them wake up may last
+    wake_all(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
+    engine.asleep_blocks = 0
+
+
+@inlined
+def may_sleep_on(engine, requests, running, limits):
+    """Whether a step serves all who are asleep in full, whatever their place among those awake."""
+    engine.threshold = threshold_of_this_step(engine, limits)
+    engine.token_budget = engine.input_budget = np.int64(1) << 62
+    budget = min(limits.max_num_scheduled_tokens, limits.max_num_batched_tokens) - engine.num_asleep
+    num_blocks = engine.asleep_blocks
+    for j in range(num_awake(engine)):
+        request = requests[running[j]]
+        num_tokens = tokens_wanted(request, engine, limits)
+        if num_tokens > budget:
+            if request.seat < engine.newest_asleep:
+                return False
+            num_tokens = budget
+        if num_tokens > 0:
+            budget -= num_tokens
+            num_blocks += num_new_blocks(request, limits, num_tokens, 0)
+    return budget >= 0 and num_blocks <= engine.num_free_blocks
+
+
+@inlined
+def fall_asleep(engine, requests, running, alarms, groups, limits):
+    """Whoever is sure to get one token in each of the next steps needs no visit until its last one."""
     in_flight = 1 if limits.is_async else 0
-    most = np.int64(1) << 62
-    for j in range(num_running - 1, -1, -1):  # admissions stand last
-        entry, request = last_entries[j], requests[running[j]]
+    last_step = engine.num_steps - 1
+    num_kept = 0
+    for j in range(num_awake(engine)):
+        row = running[j]
+        request = requests[row]
+        num_left = min(request.output_tokens, request.max_tokens, limits.max_model_len - request.prompt_tokens)
+        num_left -= request.num_outputs + in_flight
         if (
-            entry.request != running[j]
-            or entry.tokens != 1
-            or entry.is_admission
-            or not entry.samples
-            or entry.num_preemptions != request.num_preemptions
+            num_left < 2
             or request.num_placeholders != in_flight
             or request.num_known + in_flight - request.num_computed != 1
-            or request.num_blocks != blocks_for(request.num_computed, limits)
-            or request.num_outputs == 0
-            or request.last_token_step != last_step
+            or (in_flight == 0 and (request.num_outputs == 0 or request.last_token_step != last_step))
         ):
-            return 0
-        most = min(most, request.output_tokens - request.num_outputs - 1 - in_flight)
-        most = min(most, limits.max_model_len - request.num_computed - 2 - in_flight)
-    return max(most, 0)
+            running[num_kept] = row
+            num_kept += 1
+            continue
+        if engine.num_asleep == 0:
+            engine.asleep_tokens = 0
+            engine.newest_asleep = -1
+            engine.num_peaks = 0
+        request.asleep_since = engine.num_steps
+        engine.asleep_tokens += request.num_computed
+        engine.newest_asleep = max(engine.newest_asleep, request.seat)
+        join_group(row, engine, requests, groups, limits)
+        set_alarm(engine.num_steps + num_left, row, engine, alarms)
 
 
-@njit(cache=True, nogil=True)
-def coast(
-    engine,
-    requests,
-    running,
-    queue,
-    blocks,
-    keys,
-    table,
-    limits,
-    step_time,
-    noise,
-    last,
-    phases,
-    steps,
-    num_steps,
-    windows,
-):
-    """Take up to `num_steps` steps in which everybody running decodes one token, without visiting everybody.
+@inlined
+def wake_due(engine, requests, running, alarms, groups, peaks, limits, flights, entries):
+    """Wake those whose last token is in flight."""
+    num_before = engine.num_asleep
+    while engine.num_asleep > 0 and alarms[0] >> 32 <= engine.num_steps:
+        stop_alarm(engine, alarms)
+    if engine.num_asleep < num_before:
+        wake(num_before, engine, requests, running, alarms, groups, peaks, limits, flights, entries)
 
-    What differs from step to step is counted: the context read, and the blocks taken by those that fill one. Stops
-    before a step in which an arrival could act or the pool is short, or that writes events. The rows come out as if
-    taken one by one.
+
+@compiled
+def wake_all(engine, requests, running, alarms, groups, peaks, limits, flights, entries):
+    """Nobody sleeps any more."""
+    num_before = engine.num_asleep
+    engine.num_asleep = 0
+    if num_before > 0:
+        wake(num_before, engine, requests, running, alarms, groups, peaks, limits, flights, entries)
+
+
+@compiled
+def wake(num_before, engine, requests, running, alarms, groups, peaks, limits, flights, entries):
+    """Those whose alarms stand behind the others': back among the running, and into the step in flight.
+
+    Their rows come out as if they had been visited in every step.
     """
-    num_running = engine.num_running
-    block_size = limits.block_size
-    group_by_phase(requests, running, num_running, block_size, phases)
-    kv_decode_tokens = 0
-    for j in range(num_running):
-        kv_decode_tokens += requests[running[j]].num_computed + 1
-    may_arrive = num_waiting(engine) > 0 or num_running >= limits.max_num_seqs
-    window_ns = np.int64(1) << 62
-    if engine.next_window < len(windows):
-        window_ns = windows[engine.next_window, 0]
-    worst_gap_ns = 0
-    done = 0
-    while done < num_steps and engine.now_ns < window_ns:
-        if engine.next_arrival < len(requests) and requests[engine.next_arrival].arrival_ns <= engine.now_ns:
-            if not may_arrive or limits.by_priority:
-                break
-            admit_arrivals(engine, requests, queue, limits)
-        phase = (block_size - done % block_size) % block_size
-        begin, end = phases[phase], phases[phase + 1]
-        if end - begin > engine.num_free_blocks:
-            break
-        engine.num_free_blocks -= end - begin
-        if limits.tracks_blocks:
-            fill_blocks(requests, blocks, keys, table, limits, phases, done)
-        start_ns = max(engine.now_ns, engine.gpu_free_ns)
-        plain_ns = step_ns(step_time, num_running, 0, kv_decode_tokens, 0.0, 0)
-        end_ns = start_ns + noisy_ns(plain_ns, noise, False, engine.num_steps)
-        step = steps[engine.num_steps]
-        step.sched_ns = engine.now_ns
-        step.start_ns = start_ns
-        step.end_ns = end_ns
-        step.num_running = num_running
-        step.num_waiting = num_waiting(engine)
-        step.num_free_blocks = engine.num_free_blocks
-        step.num_scheduled = num_running
-        step.num_decodes = num_running
-        step.prefill_tokens = 0
-        step.num_draft_tokens = 0
-        step.kv_decode_tokens = kv_decode_tokens
-        step.kv_prefill_tokens = 0
-        step.prefill_attention = 0.0
-        step.num_preempted = 0
-        step.num_gaps = 0
-        # Asynchronously the output that is processed now is the step before's; this one is then in flight.
-        ended = engine.num_steps - 1 if limits.is_async else engine.num_steps
-        engine.now_ns = steps[ended].end_ns
-        steps[ended].num_gaps = num_running
-        worst_gap_ns = max(worst_gap_ns, engine.now_ns - steps[ended - 1].end_ns)
-        engine.gpu_free_ns = end_ns
-        engine.num_steps += 1
-        kv_decode_tokens += num_running
-        done += 1
-    if done > 0:
-        engine.num_futile = 0
-    last.step = engine.num_steps - 1
-    last.end_ns = engine.gpu_free_ns
-    last_step = engine.num_steps - (2 if limits.is_async else 1)
-    for j in range(num_running):
-        request = requests[running[j]]
-        if not limits.tracks_blocks:
-            request.num_blocks = blocks_for(request.num_computed + done, limits)
-        request.num_known += done
-        request.num_computed += done
-        request.num_outputs += done
-        request.worst_gap_ns = max(request.worst_gap_ns, worst_gap_ns)
-        request.last_token_ns = steps[last_step].end_ns
-        request.last_token_step = last_step
+    first = engine.num_asleep
+    for j in range(first, num_before):
+        alarms[j] &= 0xFFFFFFFF
+        catch_up(alarms[j], engine, requests, groups, peaks, limits)
+    sort_by_seat(alarms, first, num_before, requests)
+    at, j = engine.num_running - num_before - 1, num_before - 1
+    while j >= first:
+        if at >= 0 and requests[running[at]].seat > requests[alarms[j]].seat:
+            running[at + j - first + 1] = running[at]
+            at -= 1
+        else:
+            running[at + j - first + 1] = alarms[j]
+            j -= 1
+    until = first
+    for j in range(first, num_before):
+        is_in_flight = engine.num_flights > 0 and requests[alarms[j]].asleep_since < engine.num_steps
+        requests[alarms[j]].asleep_since = 0
+        if is_in_flight:
+            alarms[until] = alarms[j]
+            until += 1
+    flight, batch = flights[engine.oldest], entries[engine.oldest]
+    at, j = flight.num_entries - 1, until - 1
+    while j >= first:
+        to = at + j - first + 1
+        if at >= 0 and requests[batch[at].request].seat > requests[alarms[j]].seat:
+            batch[to] = batch[at]
+            at -= 1
+        else:
+            entry = batch[to]
+            entry.request = alarms[j]
+            entry.tokens = 1
+            entry.drafts = 0
+            entry.is_admission = False
+            entry.samples = True
+            entry.num_preemptions = requests[alarms[j]].num_preemptions
+            j -= 1
+    flight.num_entries += until - first
+    flight.num_asleep -= until - first
 
 
-@njit(cache=True, nogil=True)
-def group_by_phase(requests, running, num_running, block_size, phases):
-    """Sort the running requests by how far into their last block they are, in their order within each group.
+@compiled
+def catch_up(row, engine, requests, groups, peaks, limits):
+    """Write into a request what happened to it while it slept; its token in flight is still to come."""
+    request = requests[row]
+    num_steps = engine.num_steps - request.asleep_since
+    num_flights = min(engine.num_flights, num_steps)
+    num_tokens = num_steps - num_flights
+    leave_group(row, engine, requests, groups, limits)
+    request.num_computed += num_steps
+    engine.asleep_tokens -= request.num_computed
+    request.num_known += num_tokens
+    request.num_outputs += num_tokens
+    if limits.is_async:
+        request.num_placeholders += num_flights
+    if not limits.tracks_blocks:
+        request.num_blocks = blocks_for(request.num_computed, limits)
+    if num_tokens > 0:
+        request.last_token_ns = engine.processed_ns
+        request.last_token_step = engine.num_steps - 1 - num_flights
+        low, high = 0, engine.num_peaks - 1
+        while low < high:
+            middle = (low + high) // 2
+            if peaks[middle].step < request.asleep_since:
+                low = middle + 1
+            else:
+                high = middle
+        request.worst_gap_ns = max(request.worst_gap_ns, peaks[low].gap_ns)
 
-    `phases` gets block_size + 1 borders, then the rows of the requests, group after group; borders count from behind
-    the borders. Group r needs a block as soon as r more tokens than a multiple of the block size are computed.
+
+@inlined
+def join_group(row, engine, requests, groups, limits):
+    """Count a request among those who need a block in the same steps; blocks with an identity need the seats, too."""
+    request = requests[row]
+    group = groups[(request.asleep_since - request.num_computed) % limits.block_size]
+    group[0] += 1
+    if limits.tracks_blocks:
+        at = group[0]
+        while at > 1 and requests[group[at - 1]].seat > request.seat:
+            group[at] = group[at - 1]
+            at -= 1
+        group[at] = row
+
+
+@inlined
+def leave_group(row, engine, requests, groups, limits):
+    """Undo `join_group`."""
+    request = requests[row]
+    group = groups[(request.asleep_since - request.num_computed) % limits.block_size]
+    if limits.tracks_blocks:
+        at = 1
+        while group[at] != row:
+            at += 1
+        for j in range(at, group[0]):
+            group[j] = group[j + 1]
+    group[0] -= 1
+
+
+@inlined
+def serve_asleep(seat, engine, requests, blocks, keys, table, groups, limits):
+    """The block verbs of those asleep before a seat: who starts a block takes one, who has filled one registers it.
+
+    A block counts as filled when its last token is known at the moment of scheduling, as in `allocate`: synchronously
+    the token scheduled now is, asynchronously it is in flight.
     """
-    for r in range(block_size + 1):
-        phases[r] = 0
-    for j in range(num_running):
-        phases[requests[running[j]].num_computed % block_size + 1] += 1
-    for r in range(block_size):
-        phases[r + 1] += phases[r]
-    for j in range(num_running - 1, -1, -1):
-        r = requests[running[j]].num_computed % block_size
-        phases[r + 1] -= 1
-        phases[block_size + 1 + phases[r + 1]] = running[j]
-    # The borders have moved down by one group each; the last one is the number of requests again.
-    for r in range(block_size):
-        phases[r] = phases[r + 1]
-    phases[block_size] = num_running
-
-
-@njit(cache=True, nogil=True)
-def fill_blocks(requests, blocks, keys, table, limits, phases, done):
-    """The block verbs of one coasting step: who starts a block takes one, who has filled one registers it.
-
-    A block counts as filled when its last token is known at the moment of scheduling, as in `allocate`.
-    """
-    block_size = limits.block_size
-    phase = (block_size - done % block_size) % block_size
-    for j in range(phases[phase], phases[phase + 1]):
-        request = requests[phases[block_size + 1 + j]]
+    if not limits.tracks_blocks or engine.num_asleep == 0:
+        return
+    group = groups[engine.num_steps % limits.block_size]
+    while engine.next_taker <= group[0] and requests[group[engine.next_taker]].seat < seat:
+        request = requests[group[engine.next_taker]]
         table[request.slot, request.num_blocks] = take_block(blocks, keys)
         request.num_blocks += 1
-    # Synchronously the token scheduled now is known; asynchronously it is in flight.
-    phase = phase if limits.is_async else (block_size - (done + 1) % block_size) % block_size
-    for j in range(phases[phase], phases[phase + 1]):
-        request = requests[phases[block_size + 1 + j]]
-        known = request.num_known + done
-        register(request, blocks, keys, table, limits, known)
+        engine.next_taker += 1
+    known = 0 if limits.is_async else 1
+    group = groups[(engine.num_steps + known) % limits.block_size]
+    while engine.next_registrar <= group[0] and requests[group[engine.next_registrar]].seat < seat:
+        request = requests[group[engine.next_registrar]]
+        num_tokens = request.num_computed + engine.num_steps - request.asleep_since + known
+        register(request, blocks, keys, table, limits, num_tokens)
+        engine.next_registrar += 1
 
 
-@njit(cache=True, nogil=True)
+@inlined
+def set_alarm(step, row, engine, alarms):
+    """One more asleep, until a step; a heap of step·2³² + row, the earliest on top."""
+    alarm = step << 32 | row
+    at = engine.num_asleep
+    engine.num_asleep += 1
+    while at > 0 and alarm < alarms[(at - 1) // 2]:
+        alarms[at] = alarms[(at - 1) // 2]
+        at = (at - 1) // 2
+    alarms[at] = alarm
+
+
+@inlined
+def stop_alarm(engine, alarms):
+    """One less asleep: the earliest alarm goes behind the others."""
+    engine.num_asleep -= 1
+    alarm, first = alarms[engine.num_asleep], alarms[0]
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= engine.num_asleep:
+            break
+        if child + 1 < engine.num_asleep and alarms[child + 1] < alarms[child]:
+            child += 1
+        if alarm <= alarms[child]:
+            break
+        alarms[at] = alarms[child]
+        at = child
+    alarms[at] = alarm
+    alarms[engine.num_asleep] = first
+
+
+@inlined
+def sort_by_seat(rows, first, end, requests):
+    """Shell's sort of some requests, in place."""
+    distance = (end - first) // 2
+    while distance > 0:
+        for j in range(first + distance, end):
+            row, at = rows[j], j
+            while at >= first + distance and requests[rows[at - distance]].seat > requests[row].seat:
+                rows[at] = rows[at - distance]
+                at -= distance
+            rows[at] = row
+        distance //= 2
+
+
+@inlined
 def queue_head(engine, queue, limits):
     """Row of the request at the head of the waiting queue."""
     if limits.by_priority:
@@ -945,7 +1189,7 @@ def queue_head(engine, queue, limits):
     return queue[engine.num_queued - 1] if engine.num_queued > 0 else engine.next_new
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def runs_before(row, other, requests):
     """Whether one waiting request goes before another under the priority policy; rows are in order of arrival."""
     if requests[row].priority != requests[other].priority:
@@ -953,7 +1197,7 @@ def runs_before(row, other, requests):
     return row < other
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def push(row, engine, requests, queue, limits):
     """Let a request wait: on top of the stack of preempted ones, or by priority in its place of the heap."""
     at = engine.num_queued
@@ -965,7 +1209,7 @@ def push(row, engine, requests, queue, limits):
     queue[at] = row
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def pop(engine, requests, queue, limits):
     """Take the head off the waiting queue."""
     if not limits.by_priority and engine.num_queued == 0:
@@ -988,7 +1232,7 @@ def pop(engine, requests, queue, limits):
         queue[at] = row
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def remove(row, engine, requests, queue, limits):
     """Take a request that stale output finished out of the waiting queue; rare, so the queue is built anew."""
     num_queued = engine.num_queued
@@ -998,20 +1242,20 @@ def remove(row, engine, requests, queue, limits):
             push(queue[j], engine, requests, queue, limits)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def blocks_for(num_tokens, limits):
     """KV blocks that so many tokens fill."""
     return (min(num_tokens, limits.max_model_len) + limits.block_size - 1) // limits.block_size
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def num_new_blocks(request, limits, num_tokens, num_hits):
     """Blocks to be taken so that `num_tokens` more tokens (and a drafter's lookahead) have room."""
     until = request.num_computed + num_hits * limits.block_size + num_tokens + limits.num_lookahead_tokens
     return max(0, blocks_for(until, limits) - request.num_blocks - num_hits)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def may_admit(request, engine, limits, num_tokens, num_hits):
     """Whether a waiting request may start: its chunk fits and, with the reservation, all that is known of it.
 
@@ -1026,7 +1270,7 @@ def may_admit(request, engine, limits, num_tokens, num_hits):
     return num_wanted + engine.num_free_hits <= engine.num_free_blocks
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def allocate(request, engine, blocks, keys, table, limits, num_tokens, num_hits):
     """True if `request` now owns blocks for `num_tokens` more; False, nothing changed, if the pool is short.
 
@@ -1054,7 +1298,7 @@ def allocate(request, engine, blocks, keys, table, limits, num_tokens, num_hits)
     return True
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def look_up(request, engine, blocks, keys, table, limits):
     """Number of leading blocks found in the prefix cache; their ids go to the scratch row of `table`.
 
@@ -1079,7 +1323,7 @@ def look_up(request, engine, blocks, keys, table, limits):
     return num_hits
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def register(request, blocks, keys, table, limits, num_tokens):
     """Enter a request's full blocks within its first `num_tokens` tokens into the prefix cache."""
     if limits.tracks_blocks:
@@ -1097,7 +1341,7 @@ def register(request, blocks, keys, table, limits, num_tokens):
             request.num_registered += 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def release(request, engine, blocks, table, limits):
     """Give all blocks back, the last one first.
 
@@ -1125,7 +1369,7 @@ def release(request, engine, blocks, table, limits):
     request.num_registered = 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lay_out_blocks(engine, blocks, keys, table):
     """All blocks free in the order of their ids, no key with a block, all rows of the table free."""
     for block in range(len(blocks)):
@@ -1141,14 +1385,14 @@ def lay_out_blocks(engine, blocks, keys, table):
     engine.free_slot = 0
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def take_slot(request, engine, table):
     """Give a request a row of the table; there are as many as seats."""
     request.slot = engine.free_slot
     engine.free_slot = table[request.slot, 0]
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def hold(block, blocks):
     """One more holder of a block; the first one takes it off the free list."""
     if blocks[block].num_references == 0:
@@ -1156,7 +1400,7 @@ def hold(block, blocks):
     blocks[block].num_references += 1
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def take_block(blocks, keys):
     """The block at the front of the free list, for new content: only now does it leave the prefix cache."""
     block = blocks[0].next_free
@@ -1176,7 +1420,7 @@ def take_block(blocks, keys):
     return block
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def unlink_free(block, blocks):
     """Take a block out of the free list."""
     row = blocks[block]
@@ -1184,7 +1428,7 @@ def unlink_free(block, blocks):
     blocks[row.next_free].last_free = row.last_free
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def put_after(place, block, blocks):
     """Put a block into the free list behind `place`; behind the null block is the front."""
     row = blocks[block]
@@ -1194,7 +1438,7 @@ def put_after(place, block, blocks):
     blocks[place].next_free = block
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def record(flight, engine, events, step, kind, row, num_tokens):
     """Write an event of a step that is recorded."""
     if flight.is_recorded:
@@ -1204,11 +1448,3 @@ def record(flight, engine, events, step, kind, row, num_tokens):
         event.request = row
         event.tokens = num_tokens
         engine.num_events += 1
-
-
-@njit(cache=True, nogil=True)
-def grown(rows, num_rows):
-    """The same rows with room for at least `num_rows`, never less than twice as many as before."""
-    larger = np.empty(max(2 * len(rows), num_rows), rows.dtype)
-    larger[: len(rows)] = rows
-    return larger

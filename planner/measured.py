@@ -56,8 +56,10 @@ def served(trace: RequestTrace, engine_config: EngineConfig, model: Model) -> tu
     noise = None if isinstance(model, StepTime) else model.noise
     step_time = step_time_of(model)
     if noise is None:
-        return (replay(trace, engine_config, step_time),)
-    return tuple(replay(trace, engine_config, step_time, noise=noise.draw(seed)) for seed in range(NUM_SEEDS))
+        return (replay(trace, engine_config, step_time, keeps_steps=False),)
+    return tuple(
+        replay(trace, engine_config, step_time, noise=noise.draw(seed), keeps_steps=False) for seed in range(NUM_SEEDS)
+    )
 
 
 def compare(runs: Sequence[Replay], measured: MeasuredRequests) -> tuple[Comparison, ...]:

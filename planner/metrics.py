@@ -8,11 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner import kernel
-from planner.engine_config import DRAFTERS
 from planner.replay import Replay
 
-EVER = (0, 1 << 62)
-"""The window that takes in everything, nanoseconds."""
 UNSTABLE_GROWTH = 0.05
 """`ttft_growth` above this is called unstable."""
 MIN_REQUESTS_TO_JUDGE_STABILITY = 100
@@ -68,25 +65,32 @@ def pooled(parts: Sequence[Distribution]) -> Distribution:
     return Distribution(value_s, count.astype(np.int64))
 
 
-def itl(run: Replay, window_ns: tuple[int, int] = EVER) -> Distribution:
+def itl(run: Replay) -> Distribution:
     """Inter-token latency: every gap between consecutive tokens of one request, pooled over all requests.
 
-    Tokens of neighbouring steps are apart by the difference of the two steps' ends; those gaps are counted per
-    step. The others (after a preemption, a step without budget, an idle engine) are listed one by one.
-
-    Parameters
-    ----------
-    run : Replay
-    window_ns : (int, int)
-        Only gaps that end from the first up to, not including, the second, nanoseconds.
+    Tokens of neighbouring steps are apart by the difference of the two steps' ends; those gaps are counted. The others
+    (after a preemption, a step without budget, an idle engine) are listed one by one.
     """
+    return _counted(
+        np.concatenate([run.shared_gaps["gap_ns"], run.gaps["gap_ns"]]),
+        np.concatenate([run.shared_gaps["count"], np.ones(len(run.gaps), np.int64)]),
+    )
+
+
+def itl_within(run: Replay, window_ns: tuple[int, int]) -> Distribution:
+    """The gaps that end from the first nanosecond up to, not including, the second; `run` keeps its steps."""
     end_ns = run.steps["end_ns"]
     is_inside = (end_ns >= window_ns[0]) & (end_ns < window_ns[1])
-    regular_ns = np.diff(end_ns, prepend=0)
     has_gaps = (run.steps["num_gaps"] > 0) & is_inside
     listed = run.gaps[is_inside[run.gaps["step"]]]
-    gap_ns = np.concatenate([regular_ns[has_gaps], listed["gap_ns"]])
-    weight = np.concatenate([run.steps["num_gaps"][has_gaps], np.ones(len(listed), np.int64)])
+    return _counted(
+        np.concatenate([np.diff(end_ns, prepend=0)[has_gaps], listed["gap_ns"]]),
+        np.concatenate([run.steps["num_gaps"][has_gaps], np.ones(len(listed), np.int64)]),
+    )
+
+
+def _counted(gap_ns: npt.NDArray[np.int64], weight: npt.NDArray[np.int64]) -> Distribution:
+    """Equal gaps together."""
     order = np.argsort(gap_ns)
     gap_ns, weight = gap_ns[order], weight[order]
     first = np.flatnonzero(np.diff(gap_ns, prepend=-1))
@@ -250,7 +254,7 @@ def summarise(
         Percentiles of the targets, 0–1.
     """
     gaps, ttft, e2e = itl(run), distribution(ttft_s(run)), distribution(e2e_s(run))
-    decoding = run.steps[run.steps["num_decodes"] > 0]
+    totals = run.totals
     usable = run.engine_config.num_gpu_blocks - 1
     any_token = run.num_outputs > 0
     makespan_s = float(run.last_token_s[any_token].max() - run.arrival_s[0]) if any_token.any() else float("nan")
@@ -260,7 +264,7 @@ def summarise(
         num_requests=len(run.arrival_s),
         num_finished=int(run.is_finished.sum()),
         num_never_run=int(run.never_runs.sum()),
-        num_steps=len(run.steps),
+        num_steps=totals.num_steps,
         num_gaps=gaps.num,
         itl=spread(gaps),
         itl_at_percentile_s=gaps.percentile(itl_percentile),
@@ -279,23 +283,20 @@ def summarise(
         num_preemptions=int(run.num_preemptions.sum()),
         num_recomputed_tokens=int(run.num_recomputed.sum()),
         hit_share=float(run.num_hit_tokens.sum() / max(run.prompt_tokens[~run.never_runs].sum(), 1)),
-        peak_running=int(run.steps["num_running"].max(initial=0)),
-        mean_decodes=float(decoding["num_decodes"].mean()) if len(decoding) else float("nan"),
-        mean_kv_decode_tokens=float(decoding["kv_decode_tokens"].mean()) if len(decoding) else float("nan"),
-        max_step_tokens=int(_inputs_per_step(run).max(initial=0)),
-        max_step_prefill_tokens=int(run.steps["prefill_tokens"].max(initial=0)),
-        peak_kv_usage=float(1.0 - run.steps["num_free_blocks"].min(initial=usable) / usable),
+        peak_running=totals.peak_running,
+        mean_decodes=_mean(totals.num_decodes, totals.num_decoding_steps),
+        mean_kv_decode_tokens=_mean(totals.kv_decode_tokens, totals.num_decoding_steps),
+        max_step_tokens=totals.max_inputs,
+        max_step_prefill_tokens=totals.max_prefill_tokens,
+        peak_kv_usage=1.0 - totals.least_free_blocks / usable,
         ttft_growth=growth,
         is_unstable=run.outcome != "done" or growth > UNSTABLE_GROWTH,
     )
 
 
-def _inputs_per_step(run: Replay) -> npt.NDArray[np.int64]:
-    """What each step took of the input budget."""
-    steps = run.steps
-    tokens = steps["prefill_tokens"] + steps["num_decodes"] + steps["num_draft_tokens"]
-    extra = DRAFTERS[run.engine_config.speculative_method].num_extra_inputs
-    return np.asarray(tokens + extra * steps["num_scheduled"], np.int64)
+def _mean(total: int, num: int) -> float:
+    """Total ÷ number; NaN of none."""
+    return total / num if num else float("nan")
 
 
 def _ttft_growth(run: Replay) -> float:

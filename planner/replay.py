@@ -35,6 +35,27 @@ WHOLE_REPLAY = ((0, 1 << 62),)
 """The window of events that takes in every step, nanoseconds."""
 
 
+class Totals(NamedTuple):
+    """What all steps of a replay come to."""
+
+    num_steps: int
+    """Engine steps."""
+    num_decoding_steps: int
+    """Steps with at least one decode."""
+    num_decodes: int
+    """Decodes, summed over the steps."""
+    kv_decode_tokens: int
+    """Context tokens that decodes read, summed over the steps."""
+    peak_running: int
+    """Most requests running at once."""
+    least_free_blocks: int
+    """Fewest free KV blocks after scheduling."""
+    max_inputs: int
+    """Most that one step took of the input budget: tokens, drafts, and a drafter's own inputs."""
+    max_prefill_tokens: int
+    """Most prefill tokens in one step."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Replay:
     """What happened, per request of the trace (n) and per engine step (k). Times count from the trace's zero."""
@@ -72,10 +93,14 @@ class Replay:
     """(n,) computed tokens lost to preemptions."""
     num_hit_tokens: npt.NDArray[np.int64]
     """(n,) prompt tokens found in the prefix cache at the first admission."""
+    totals: Totals
+    """Over all steps."""
     steps: npt.NDArray[Any]
-    """(k,) `kernel.STEP`."""
+    """(k,) `kernel.STEP`; no rows if it was told not to keep them."""
+    shared_gaps: npt.NDArray[Any]
+    """(s,) `kernel.SHARED_GAP`: gaps between tokens of neighbouring steps."""
     gaps: npt.NDArray[Any]
-    """(g,) `kernel.GAP`: gaps not counted in `steps`, rows of `request` as in the trace."""
+    """(g,) `kernel.GAP`: the other gaps, rows of `request` as in the trace."""
     events: npt.NDArray[Any]
     """(e,) `kernel.EVENT`, of the steps in `windows_ns`; rows of `request` as in the trace."""
     windows_ns: tuple[tuple[int, int], ...]
@@ -94,6 +119,7 @@ def replay(
     windows_ns: Sequence[tuple[int, int]] = (),
     noise: npt.NDArray[np.float64] = NO_NOISE,
     what_if: WhatIf = VLLM,
+    keeps_steps: bool = True,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Replay:
     """Replay `trace` through vLLM's scheduler and return when each token appeared.
@@ -117,6 +143,8 @@ def replay(
         Factors on step times, from `StepNoise.draw`; without, every step takes what the equation says.
     what_if : WhatIf
         Policies that vLLM does not have; off by default.
+    keeps_steps : bool
+        Whether `Replay.steps` is filled, at about 100 bytes a step; `summarise` does not need it.
     cancel : (1,) uint8, optional
         The replay stops soon after another thread makes it non-zero.
 
@@ -141,14 +169,14 @@ def replay(
     tracks_blocks = engine_config.enable_prefix_caching and trace.prefix_hashes is not None
     limits = limits_of(engine_config, tracks_blocks, what_if)
     accept = acceptance_pattern(engine_config)
-    ran = _run(trace, index, limits, accept, step_time, windows_ns, cancel, noise)
+    ran = _run(trace, index, limits, accept, step_time, windows_ns, keeps_steps, cancel, noise)
     if ran.outcome == kernel.NEEDS_BLOCKS:
         limits = limits._replace(tracks_blocks=True)
-        ran = _run(trace, index, limits, accept, step_time, windows_ns, cancel, noise)
+        ran = _run(trace, index, limits, accept, step_time, windows_ns, keeps_steps, cancel, noise)
     kernel_seconds = time.perf_counter() - started
     if ran.outcome == kernel.CANCELLED:
         raise Cancelled
-    rows, steps, gaps, events = ran.requests, ran.steps, ran.gaps, ran.events
+    rows, gaps, events = ran.requests, ran.gaps, ran.events
     gaps["request"] = index[gaps["request"]]
     events["request"] = index[events["request"]]
 
@@ -179,11 +207,13 @@ def replay(
         num_preemptions=spread(rows["num_preemptions"], 0),
         num_recomputed=spread(rows["num_recomputed"], 0),
         num_hit_tokens=spread(rows["num_hit_tokens"], 0),
-        steps=steps,
+        totals=Totals(*(int(ran.state[name]) for name in Totals._fields)),
+        steps=ran.steps,
+        shared_gaps=ran.shared,
         gaps=gaps,
         events=events,
         windows_ns=tuple(windows_ns),
-        end_s=ran.end_ns / 1e9,
+        end_s=int(ran.state["now_ns"]) / 1e9,
         kernel_seconds=kernel_seconds,
     )
 
@@ -253,9 +283,10 @@ class _Ran(NamedTuple):
     """What one call of the kernel left behind."""
 
     outcome: int
-    end_ns: int
+    state: Any
     requests: npt.NDArray[Any]
     steps: npt.NDArray[Any]
+    shared: npt.NDArray[Any]
     gaps: npt.NDArray[Any]
     events: npt.NDArray[Any]
 
@@ -267,6 +298,7 @@ def _run(
     accept: npt.NDArray[np.int64],
     step_time: StepTime,
     windows_ns: Sequence[tuple[int, int]],
+    keeps_steps: bool,
     cancel: npt.NDArray[np.uint8],
     noise: npt.NDArray[np.float64],
 ) -> _Ran:
@@ -274,7 +306,7 @@ def _run(
     rows = request_rows(trace, index)
     blocks, keys, table = kernel_blocks(rows, *prefix_ids(trace, index), limits)
     state = np.zeros(1, kernel.ENGINE)
-    outcome, steps, gaps, events = kernel.replay(
+    outcome, steps, shared, gaps, events = kernel.replay(
         rows,
         state,
         blocks,
@@ -285,10 +317,11 @@ def _run(
         typed(step_time),
         np.ascontiguousarray(noise),
         np.array(windows_ns, np.int64).reshape(-1, 2),
+        keeps_steps,
         MAX_STEPS,
         cancel,
     )
-    return _Ran(outcome, int(state["now_ns"][0]), rows, steps, gaps, events)
+    return _Ran(outcome, state[0], rows, steps, shared, gaps, events)
 
 
 def typed(step_time: StepTime) -> StepTime:

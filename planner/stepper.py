@@ -59,6 +59,7 @@ class Engine:
         cap = min(self.limits.max_num_seqs, len(index))
         self.running = np.zeros(cap + 1, np.int64)
         self.queue = np.zeros(len(index) + 1, np.int64)
+        self.groups = np.zeros((self.limits.block_size, 1), np.int64)
         self.flights = np.zeros(2, kernel.FLIGHT)
         self.entries = np.zeros((2, cap + 1), kernel.ENTRY)
         self.step = np.zeros(1, kernel.STEP)
@@ -161,8 +162,8 @@ class Engine:
         self.state["num_steps"] = 0
         at = (self.oldest + self.num_flights) % 2
         kernel.schedule(
-            self.state[0], self.requests, self.running, self.queue, self.blocks, self.keys, self.table, self.limits,
-            self.step_time, NO_NOISE, self.flights[at], self.entries[at], self.step, self.events,
+            self.state[0], self.requests, self.running, self.queue, self.blocks, self.keys, self.table, self.groups,
+            self.limits, self.step_time, NO_NOISE, self.flights[at], self.entries[at], self.step, self.events,
         )  # fmt: skip
         self.num_flights += 1
         entries = self.entries[at][: self.flights[at]["num_entries"]]
@@ -179,7 +180,7 @@ class Engine:
         self.state["num_gaps"] = 0
         kernel.process_output(
             self.state[0], self.requests, self.running, self.queue, self.blocks, self.keys, self.table, self.accept,
-            self.limits, self.flights[self.oldest], self.entries[self.oldest], self.step, self.gaps, self.events,
+            self.limits, self.flights[self.oldest], self.entries[self.oldest], self.gaps, self.events,
         )  # fmt: skip
         self.oldest = (self.oldest + 1) % 2
         self.num_flights -= 1

@@ -62,7 +62,7 @@ def run_kernel(
     state = np.zeros(1, kernel.ENGINE)
     accept = np.array((config["spec"] or {"accept": [0]})["accept"])
     window_rows = np.array(windows, np.int64).reshape(-1, 2)
-    outcome, steps, gaps, events = kernel.replay(
+    outcome, steps, shared, gaps, events = kernel.replay(
         rows,
         state,
         blocks,
@@ -73,6 +73,7 @@ def run_kernel(
         step_time,
         NO_NOISE,
         window_rows,
+        True,
         max_steps,
         np.zeros(1, np.uint8),
     )
@@ -104,6 +105,7 @@ def run_kernel(
         "unfinished": sorted(order[j] for j in np.flatnonzero(~rows["is_finished"])),
         "rows": rows,
         "step_rows": steps,
+        "shared_gaps": shared,
         "gap_rows": gaps,
         "events": events,
         "num_free_blocks": int(state["num_free_blocks"][0]),

@@ -36,7 +36,7 @@ def test_recording_is_reproduced_exactly(path, run):
 
 
 @pytest.mark.parametrize("path", golden_paths(), ids=lambda path: path.name.removesuffix(".json.gz"))
-def test_coasting_changes_nothing(path):
+def test_sleep_changes_nothing(path):
     golden = read_golden(path)
     scenario = golden["scenario"]
     arguments = (

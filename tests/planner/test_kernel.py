@@ -205,7 +205,7 @@ def test_cancel_stops_the_replay():
     rows = np.zeros(1, kernel.REQUEST)
     rows["prompt_tokens"] = rows["num_known"] = rows["output_tokens"] = rows["max_tokens"] = 10
     limit = limits(BASIC, tracks_blocks=False)
-    outcome, steps, _, _ = kernel.replay(
+    outcome, steps, *_ = kernel.replay(
         rows,
         np.zeros(1, kernel.ENGINE),
         *kernel_blocks(rows, [], 1, np.zeros(0, np.int64), limit),
@@ -214,6 +214,7 @@ def test_cancel_stops_the_replay():
         StepTime(1, 1, 1),
         NO_NOISE,
         np.zeros((0, 2), np.int64),
+        True,
         100,
         np.ones(1, np.uint8),
     )
@@ -223,14 +224,14 @@ def test_cancel_stops_the_replay():
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(scenarios(), STEP_TIMES, st.integers(1, 40))
-def test_coasting_changes_nothing(scenario, step_time, longer):
-    """Stretches of decode steps taken at once leave the same rows as steps taken one by one."""
+def test_sleep_changes_nothing(scenario, step_time, longer):
+    """Requests that just decode are counted, not visited; that leaves the same rows."""
     requests, config = scenario
     requests = [r | {"out": r["out"] * longer} for r in requests if r["prompt"] < config["max_model_len"]]
     requests = [r | {"max_tokens": r["out"] + r["priority"]} for r in requests]
     one_by_one = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS)
-    coasting = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS, windows=())
-    same_bytes(one_by_one, coasting)
+    asleep = run_kernel(requests, config, step_time, 2000, ID_BLOCK_TOKENS, windows=())
+    same_bytes(one_by_one, asleep)
 
 
 def test_a_first_token_in_the_first_steps_is_no_gap():
@@ -279,7 +280,7 @@ def same_bytes(one: dict, other: dict) -> None:
         other["end_ns"],
         other["num_free_blocks"],
     )
-    for name in ("step_rows", "gap_rows", "rows"):
+    for name in ("step_rows", "shared_gaps", "gap_rows", "rows"):
         assert one[name].tobytes() == other[name].tobytes(), name
 
 
@@ -303,7 +304,6 @@ def token_times(run):
 
 
 def gaps_of(run):
-    """All gaps as the kernel keeps them: a count per step, and a list of the others."""
-    steps = run["step_rows"]
-    regular = np.repeat(np.diff(steps["end_ns"], prepend=0), steps["num_gaps"]).tolist()
+    """All gaps as the kernel keeps them: counts by length, and a list of the others."""
+    regular = np.repeat(run["shared_gaps"]["gap_ns"], run["shared_gaps"]["count"]).tolist()
     return sorted(regular + run["gap_rows"]["gap_ns"].tolist())

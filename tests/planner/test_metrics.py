@@ -135,6 +135,41 @@ def test_a_stop_token_is_not_foreseen_and_wastes_a_place():
     assert limited.digest != stopped.digest
 
 
+def test_no_number_needs_the_rows_of_the_steps():
+    config = EngineConfig(
+        max_num_batched_tokens=512,
+        max_num_seqs=16,
+        num_gpu_blocks=400,
+        speculative_method="draft_model",
+        num_speculative_tokens=2,
+    )
+    step_time = StepTime(8_000_000, 60_000, 20_000, per_kv_token_ns=1.5)
+    for settings in (config, replace(config, speculative_method=None, num_speculative_tokens=0)):
+        trace = chat_trace(300, rate_rps=20.0)
+        run = replay(trace, settings, step_time)
+        without = replay(trace, settings, step_time, keeps_steps=False)
+        assert len(without.steps) == 0
+        assert metrics.summarise(run, 0.03) == metrics.summarise(without, 0.03)
+
+        steps, totals = run.steps, run.totals
+        inputs = steps["prefill_tokens"] + steps["num_decodes"] + steps["num_draft_tokens"]
+        inputs += steps["num_scheduled"] * (settings is config)
+        assert totals == (
+            len(steps),
+            (steps["num_decodes"] > 0).sum(),
+            steps["num_decodes"].sum(),
+            steps["kv_decode_tokens"].sum(),
+            steps["num_running"].max(),
+            steps["num_free_blocks"].min(),
+            inputs.max(),
+            steps["prefill_tokens"].max(),
+        )
+        assert run.num_preemptions.sum() > 0
+        regular_ns = np.repeat(np.diff(steps["end_ns"], prepend=0), steps["num_gaps"]).tolist()
+        shared_ns = np.repeat(run.shared_gaps["gap_ns"], run.shared_gaps["count"]).tolist()
+        assert regular_ns == shared_ns, "the same gaps by step and by length"
+
+
 def test_overload_is_called_unstable_and_a_light_load_is_not():
     step_time = StepTime(10_000_000, 0, 200_000)
     light = metrics.summarise(replay(chat_trace(400, rate_rps=1.0), SYNC, step_time), 0.1)

@@ -42,6 +42,7 @@ from traces.measured import MeasuredRequests, read_measured
 from traces.requests import RequestTrace, Selection
 from traces.selection import select
 from traces.steps import StepLog
+from traces.workload import Workload, make_trace
 
 T = TypeVar("T")
 
@@ -85,6 +86,14 @@ def understand_plan(data: bytes, file_name: str) -> SavedPlan | InputError:
 def take_part(trace_digest: str, selection: Selection, _trace: RequestTrace) -> RequestTrace:
     """The part of a trace that is planned for; what leaves nothing is not offered by the page."""
     return select(_trace, selection)
+
+
+def make_up(workload: Workload) -> RequestTrace | str:
+    """Made-up traffic, or what stands against it."""
+    try:
+        return make_trace(workload)
+    except ValueError as fault:
+        return str(fault)
 
 
 @st.cache_resource(show_spinner=False)

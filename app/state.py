@@ -262,6 +262,11 @@ class Session:
         if isinstance(measured, MeasuredRequests):
             self.measured.give(measured, file_name)
 
+    def make_up(self, trace: RequestTrace, name: str) -> None:
+        """Take made-up traffic."""
+        self.trace.give(trace, name)
+        self.measured, self.selection = Reading(), WHOLE
+
     def open_plan(self, data: bytes, file_name: str) -> None:
         """Open a plan file; one of the same name gives way."""
         self.num_opened += 1
@@ -287,8 +292,7 @@ class Session:
     def take_example(self) -> None:
         """Load the example and ask for its plan."""
         trace, log = compute.example()
-        self.trace.give(trace, compute.EXAMPLE_TRACE)
-        self.measured, self.selection = Reading(), WHOLE
+        self.make_up(trace, compute.EXAMPLE_TRACE)
         self.steps.give(log, compute.EXAMPLE_LOG)
         self.num_kv_tokens, self.given, self.behind_log, self.picked = None, None, None, None
         self.wants_plan = True

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import cycle
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 from streamlit.typing import UploadedFile
 
 from app.figures.calibration import Against
@@ -23,6 +24,7 @@ from traces.errors import Question, Unmapped
 from traces.requests import RequestTrace, Selection
 from traces.selection import stamp_step_s
 from traces.steps import ServerFacts
+from traces.workload import PRESETS, Lengths, Workload
 
 PERCENTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 DEFAULT_ITL_MS = 80.0
@@ -59,6 +61,65 @@ def ask_answers(questions: tuple[Question, ...], answers: ReadAnswers, name: str
         )
         answers = replace(answers, **{question.field: value})
     return answers
+
+
+def ask_workload() -> Workload:
+    """Ask for made-up traffic, beginning at a preset."""
+    preset = st.selectbox("Begin with", list(PRESETS), key="preset", persist_state="session")
+    start = PRESETS[preset]
+
+    def number(where: DeltaGenerator, label: str, value: float, about: str = "") -> float:
+        return where.number_input(
+            label, 0.0, None, float(value), format="%g", key=f"{label}_{preset}", help=about or None
+        )
+
+    def lengths(name: str, of: Lengths) -> Lengths:
+        columns = st.columns(4, vertical_alignment="bottom")
+        median = number(columns[0], f"{name} tokens, median", of.median)
+        sigma = number(
+            columns[1], f"{name}, spread", of.sigma, "Lognormal σ: with 1, a tenth is 3.6 × the median or more."
+        )
+        low, high = number(columns[2], f"{name}, shortest", of.low), number(columns[3], f"{name}, longest", of.high)
+        return Lengths(round(median), sigma, round(low), round(high))
+
+    columns = st.columns(4, vertical_alignment="bottom")
+    rate_rps = number(columns[0], "Requests per second", start.rate_rps)
+    duration_s = number(columns[1], "For, s", start.duration_s)
+    gap_cv = number(
+        columns[2],
+        "Variation of gaps",
+        start.gap_cv,
+        "Standard deviation ÷ mean: 1 = Poisson, above = clumps, 0 = a clock.",
+    )
+    swing = number(columns[3], "Swing of the rate", start.swing, "0.3 = from 0.7 to 1.3 times the mean.")
+    prompt, output = lengths("Prompt", start.prompt), lengths("Output", start.output)
+    with st.expander("Long prompts, bursts, shared prefixes, seed"):
+        columns = st.columns(4, vertical_alignment="bottom")
+        long_share = number(columns[0], "Long prompts, % of requests", 100.0 * start.long_share)
+        burst_size = number(columns[1], "Burst, requests at once", start.burst_size)
+        burst_every_s = number(columns[2], "Bursts every, s", start.burst_every_s)
+        seed = number(columns[3], "Seed of the traffic", start.seed)
+        long_prompt = lengths("Long prompt", start.long_prompt)
+        columns = st.columns(4, vertical_alignment="bottom")
+        prefix_share = number(columns[0], "Shared prefix, % of requests", 100.0 * start.prefix_share)
+        prefix_tokens = number(columns[1], "Shared prefix, tokens", start.prefix_tokens)
+        num_prefixes = number(columns[2], "Different prefixes", start.num_prefixes)
+    return Workload(
+        prompt=prompt,
+        output=output,
+        rate_rps=rate_rps,
+        duration_s=duration_s,
+        gap_cv=gap_cv,
+        swing=swing,
+        burst_size=round(burst_size),
+        burst_every_s=burst_every_s,
+        long_share=long_share / 100.0,
+        long_prompt=long_prompt,
+        prefix_share=prefix_share / 100.0,
+        prefix_tokens=round(prefix_tokens),
+        num_prefixes=round(num_prefixes),
+        seed=round(seed),
+    )
 
 
 def ask_columns(unmapped: Unmapped, answers: ReadAnswers, name: str) -> ReadAnswers:

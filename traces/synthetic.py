@@ -1,17 +1,16 @@
-"""A small trace and a server log made from known truth: the example of the product, and data for tests.
+"""A server log made from known truth, and the samples: the example of the product, and data for tests.
 
-`python -m traces.synthetic` writes both into `traces/samples`; the same seeds give the same values.
+`python -m traces.synthetic` writes a trace and a log into `traces/samples`; the same seeds give the same values.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from traces.requests import RequestTrace
+from traces.workload import CHAT_WITH_LONG_PROMPTS, make_trace
 
 SAMPLES = Path(__file__).parent / "samples"
 """Where the shipped samples lie."""
@@ -53,41 +52,6 @@ class Truth:
 
 TRUTH = Truth()
 """The server behind the shipped log."""
-
-
-def chat_with_long_prompts(
-    seed: int = 7, duration_s: float = 600.0, rate_rps: float = 2.5, long_share: float = 0.08
-) -> RequestTrace:
-    """Make a chat service in which now and then somebody pastes a document.
-
-    Parameters
-    ----------
-    seed : int
-        Of the random generator.
-    duration_s : float
-        Length of the window, seconds.
-    rate_rps : float
-        Mean of the Poisson arrivals, requests per second.
-    long_share : float
-        Share of requests with 4,000 to 30,000 prompt tokens.
-
-    Returns
-    -------
-    RequestTrace
-        Arrivals in whole microseconds.
-    """
-    rng = np.random.default_rng(seed)
-    num_requests = int(rng.poisson(duration_s * rate_rps))
-    arrival_us = np.sort(rng.integers(0, round(duration_s * 1e6), num_requests))
-    prompt = _lengths(rng, num_requests, median=800, sigma=0.8, low=16, high=4_000)
-    is_long = rng.random(num_requests) < long_share
-    prompt[is_long] = _lengths(rng, int(is_long.sum()), median=9_000, sigma=0.5, low=4_000, high=30_000)
-    return RequestTrace(
-        arrival_s=(arrival_us - arrival_us[:1]) / 1e6,
-        prompt_tokens=prompt,
-        output_tokens=_lengths(rng, num_requests, median=160, sigma=0.6, low=8, high=1_200),
-        source_row=np.arange(num_requests),
-    )
 
 
 def server_log(seed: int = 11, num_steps: int = 1_500, truth: Truth = TRUTH) -> str:
@@ -139,7 +103,7 @@ def server_log(seed: int = 11, num_steps: int = 1_500, truth: Truth = TRUTH) -> 
 
 def write_samples(folder: Path = SAMPLES) -> None:
     """Write the shipped samples."""
-    trace = chat_with_long_prompts()
+    trace = make_trace(CHAT_WITH_LONG_PROMPTS)
     columns = {
         "arrival_s": trace.arrival_s,
         "prompt_tokens": trace.prompt_tokens.astype(np.int32),
@@ -148,14 +112,6 @@ def write_samples(folder: Path = SAMPLES) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), folder / TRACE_SAMPLE.name, compression="zstd")
     (folder / LOG_SAMPLE.name).write_text(server_log(), encoding="utf-8")
-
-
-def _lengths(
-    rng: np.random.Generator, num: int, median: float, sigma: float, low: int, high: int
-) -> npt.NDArray[np.int64]:
-    """Lognormal token counts within bounds."""
-    drawn = rng.lognormal(np.log(median), sigma, num)
-    return np.clip(np.rint(drawn), low, high).astype(np.int64)
 
 
 def _start_up(truth: Truth) -> list[str]:

@@ -6,6 +6,7 @@ from app import compute, frames, panels, state, widgets
 from app.figures import requests
 from planner.step_time import step_time_of
 from traces.selection import EmptySelection, busiest_s
+from traces.workload import workload_faults
 
 session = state.session()
 reading = session.trace
@@ -31,6 +32,19 @@ if upload is not None:
         session.upload_trace(upload.getvalue(), upload.name)
     st.rerun()
 panels.show_reading(reading, compute.understand_trace, "trace")
+
+with st.expander("No trace? Make up traffic"):
+    workload = widgets.ask_workload()
+    faults = workload_faults(workload)
+    for fault in faults:
+        st.error(f"{fault.capitalize()}.", icon=":material/error:")
+    if st.button("Use this traffic", icon=":material/casino:", disabled=bool(faults)):
+        made = compute.make_up(workload)
+        if isinstance(made, str):
+            st.error(f"{made.capitalize()}.", icon=":material/error:")
+        else:
+            session.make_up(made, f"made-up traffic, seed {workload.seed}")
+            st.rerun()
 
 trace = reading.value
 if trace is None:

@@ -15,6 +15,7 @@ from planner.step_time import StepTimeFit, write_model
 from planner.verdict import seconds
 from traces.measured import read_measured
 from traces.requests import RequestTrace
+from traces.workload import PRESETS, make_trace
 
 MAIN = Path(compute.__file__).parent / "main.py"
 NO_UNIT = b"arrival_time,prompt_tokens,output_tokens\n0,10,2\n250,20,3\n12500,30,4\n"
@@ -367,6 +368,21 @@ def test_an_open_question_is_asked_with_the_consequence_of_each_answer() -> None
     question.set_value(milliseconds.split(":")[0]).run()
     assert test.table[0].value.loc["time unit", "value"].startswith("ms")
     assert {metric.label: metric.value for metric in test.metric}["Span"] == "12.5 s"
+
+
+def test_traffic_is_made_up_where_there_is_no_trace() -> None:
+    test = opened()
+    next(box for box in test.selectbox if box.label == "Begin with").set_value(
+        "Long shared conversations, as Mooncake"
+    ).run()
+    press(test, "Use this traffic")
+    metrics = {metric.label: metric.value for metric in test.metric}
+    assert metrics["Requests"] == f"{len(make_trace(PRESETS['Long shared conversations, as Mooncake'])):,}"
+    assert metrics["Prompt tokens seen before"].endswith("%")
+    assert "made-up traffic, seed 7" in words(test)
+    next(box for box in test.number_input if box.label == "Requests per second").set_value(1e9).run()
+    assert "requests are expected" in test.error[0].value
+    assert next(button for button in test.button if button.label == "Use this traffic").disabled
 
 
 def test_unknown_columns_are_named_by_hand_and_the_plan_file_says_so() -> None:

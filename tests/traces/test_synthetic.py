@@ -10,10 +10,10 @@ from traces.synthetic import (
     LOG_SAMPLE,
     TRACE_SAMPLE,
     TRUTH,
-    chat_with_long_prompts,
     server_log,
     write_samples,
 )
+from traces.workload import CHAT_WITH_LONG_PROMPTS, make_trace
 
 
 def test_shipped_samples_are_what_the_generators_make(tmp_path: Path) -> None:
@@ -26,21 +26,12 @@ def test_shipped_samples_are_what_the_generators_make(tmp_path: Path) -> None:
 
 def test_shipped_trace_reads_without_a_question_or_a_notice() -> None:
     trace = read_trace(TRACE_SAMPLE, TRACE_SAMPLE.name)
-    assert trace.digest == chat_with_long_prompts().digest
+    assert trace.digest == make_trace(CHAT_WITH_LONG_PROMPTS).digest
     assert trace.receipt is not None
     assert trace.receipt.notices == ()
 
 
-def test_trace_is_a_chat_with_long_prompts_well_below_capacity() -> None:
-    trace = chat_with_long_prompts()
-    assert 600 <= len(trace) <= 2_000
-    assert 0.04 < (trace.prompt_tokens >= 4_000).mean() < 0.12
-    assert trace.prompt_tokens.max() + trace.output_tokens.max() < TRUTH.max_model_len
-    assert trace.prompt_tokens.sum() / trace.span_s * TRUTH.per_prefill_token_s < 0.4
-
-
-def test_another_seed_is_another_trace() -> None:
-    assert chat_with_long_prompts(seed=1).digest != chat_with_long_prompts(seed=2).digest
+def test_another_seed_is_another_log() -> None:
     assert server_log(seed=1, num_steps=9) != server_log(seed=2, num_steps=9)
 
 

@@ -4,7 +4,7 @@ import pytest
 from traces.read import read_trace
 from traces.requests import PrefixHashes, RequestTrace, Selection
 from traces.selection import select
-from traces.synthetic import chat_with_long_prompts
+from traces.workload import CHAT_WITH_LONG_PROMPTS, make_trace
 from traces.write import to_parquet
 
 WITH_EVERYTHING = RequestTrace(
@@ -17,10 +17,12 @@ WITH_EVERYTHING = RequestTrace(
     prefix_hashes=PrefixHashes(np.array([0, 1, 2, 0, 1, 3, 0]), np.array([0, 3, 6, 7]), 16),
 )
 
+CHAT = make_trace(CHAT_WITH_LONG_PROMPTS)
+
 
 @pytest.mark.parametrize(
     "trace",
-    [WITH_EVERYTHING, chat_with_long_prompts(), select(chat_with_long_prompts(), Selection(window_s=(60.0, 120.0)))],
+    [WITH_EVERYTHING, CHAT, select(CHAT, Selection(window_s=(60.0, 120.0)))],
     ids=["everything", "chat", "a minute"],
 )
 def test_parquet_reads_back_to_the_same_requests(trace: RequestTrace) -> None:

@@ -11,7 +11,7 @@ from app.figures.labels import d_and_p, three_digits
 from app.state import Reading, Session
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.step_time import StepTime, StepTimeFit
-from planner.verdict import seconds
+from planner.verdict import class_sentence, seconds
 from traces.answers import ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer
 
@@ -100,6 +100,7 @@ def _target_in_words(session: Session) -> str:
         words += f" · E2E p{100 * slo.e2e_percentile:g} ≤ {seconds(slo.e2e_s)}"
     if slo.stalled_share is not None:
         words += f" · stalled ≤ {100 * slo.stalled_share:.3g} %"
+    words += "".join(f" · {class_sentence(target, slo)}" for target in slo.classes)
     return words + planning
 
 

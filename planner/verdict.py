@@ -236,7 +236,7 @@ def slo_sentence(slo: Slo, objective: Objective) -> str:
         parts.append(f"p{100 * slo.e2e_percentile:g} of E2E at most {seconds(slo.e2e_s)}")
     if slo.stalled_share is not None:
         parts.append(f"at most {100 * slo.stalled_share:.3g} % of the streaming time stalled")
-    parts += [_class_sentence(target, slo) for target in slo.classes]
+    parts += [class_sentence(target, slo) for target in slo.classes]
     goal = {
         Objective.LOWEST_TTFT: f"the lowest p{100 * slo.ttft_percentile:g} TTFT",
         Objective.MOST_HEADROOM: "the smallest gap",
@@ -245,7 +245,7 @@ def slo_sentence(slo: Slo, objective: Objective) -> str:
     return f"{', '.join(parts)}; among the settings that meet this, {goal}."
 
 
-def _class_sentence(target: ClassTarget, slo: Slo) -> str:
+def class_sentence(target: ClassTarget, slo: Slo) -> str:
     """The targets of a class."""
     limits = (
         (f"p{100 * slo.ttft_percentile:g} of TTFT", target.ttft_s),

@@ -25,6 +25,7 @@ OBJECTIVES = {
     Objective.LOWEST_TTFT: "lowest TTFT",
     Objective.MOST_HEADROOM: "smallest token gap",
     Objective.HIGHEST_THROUGHPUT: "highest throughput",
+    Objective.PARETO: "front: unbeaten in gap and TTFT, fewest changes first",
 }
 MOST_TOKENS = 1 << 40
 """Upper end of number inputs; far above any cache."""

@@ -16,7 +16,7 @@ from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.export import timed_trace
 from planner.measured import NUM_SEEDS, trust_sentence
 from planner.step_time import SavedModel, StepTime, StepTimeFit, step_time_of, write_model
-from planner.verdict import seconds
+from planner.verdict import class_sentence, seconds
 from traces.answers import ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer
 from traces.requests import WHOLE, RequestTrace
@@ -111,6 +111,7 @@ def _target_in_words(session: Session) -> str:
         words += f" · E2E p{100 * slo.e2e_percentile:g} ≤ {seconds(slo.e2e_s)}"
     if slo.stalled_share is not None:
         words += f" · stalled ≤ {100 * slo.stalled_share:.3g} %"
+    words += "".join(f" · {class_sentence(target, slo)}" for target in slo.classes)
     return words + planning
 
 

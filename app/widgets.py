@@ -17,7 +17,7 @@ from planner.engine_config import GPU_TIERS, EngineConfig
 from planner.executors import ADDRESS_VARIABLE
 from planner.routing import Routing
 from planner.search import Objective
-from planner.slo import Slo
+from planner.slo import ClassTarget, Slo, read_class_target
 from planner.step_time import StepTime
 from traces.answers import ReadAnswers
 from traces.errors import Question, Unmapped
@@ -32,6 +32,7 @@ OBJECTIVES = {
     Objective.LOWEST_TTFT: "lowest TTFT",
     Objective.MOST_HEADROOM: "smallest token gap",
     Objective.HIGHEST_THROUGHPUT: "highest throughput",
+    Objective.PARETO: "front: unbeaten in gap and TTFT, fewest changes first",
 }
 ALWAYS_ASKED = {"base": "d base", "per_seq": "d per request in the step", "per_prefill_token": "p per prefill token"}
 """Terms that every model has; the others may stay 0."""
@@ -333,6 +334,7 @@ def ask_slo() -> Slo:
         ttft_percentile = _percentile("for this share of requests", "ttft_percentile", "Also the percentile shown.")
     with st.expander("More targets"):
         end, end_share, still = st.columns(3, vertical_alignment="bottom")
+        classes = _ask_classes()
     with end:
         e2e_ms = _target("E2E target, ms", "e2e_ms", "E2E: last token − arrival.")
     with end_share:
@@ -352,7 +354,27 @@ def ask_slo() -> Slo:
         stalled_share=None if stalled_percent is None else stalled_percent / 100,
         e2e_s=None if e2e_ms is None else e2e_ms / MS_PER_S,
         e2e_percentile=e2e_percentile,
+        classes=classes,
     )
+
+
+def _ask_classes() -> tuple[ClassTarget, ...]:
+    """Ask for targets of some requests only; a line that says nothing is left out and said."""
+    text = st.text_area(
+        "Targets of some requests only, one class a line",
+        key="classes",
+        placeholder="prompt=1-1000,ttft_ms=500",
+        help="By prompt tokens (prompt=1-1000, prompt=2000-) or priority (priority=0); with ttft_ms, e2e_ms and "
+        "worst_gap_ms. Percentiles are those of the targets of all requests.",
+        persist_state="session",
+    )
+    found = []
+    for line in filter(str.strip, text.splitlines()):
+        try:
+            found.append(read_class_target(line))
+        except ValueError as fault:
+            st.error(str(fault), icon=":material/error:")
+    return tuple(found)
 
 
 def _target(label: str, key: str, about: str) -> float | None:

@@ -37,6 +37,10 @@ class Reason(StrEnum):
     """It meets every target, but its gaps at the percentile are larger than the best one's."""
     NO_BETTER = "no_better"
     """It meets every target and is as good by the objective; another one was preferred, for fewer changes first."""
+    ON_FRONT = "on_front"
+    """It meets every target and none beats it in both gap and TTFT: as good a choice; measured is its TTFT."""
+    BEATEN = "beaten"
+    """It meets every target, but another that does has no longer gaps and no higher TTFT; measured is its TTFT."""
     LESS_THROUGHPUT = "less_throughput"
     """It meets every target, but delivers fewer tokens per second than the best one."""
 

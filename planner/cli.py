@@ -37,7 +37,7 @@ from planner.plan_file import SavedPlan, open_plan, save_plan, trace_origin, wri
 from planner.replay import Replay, replay, warm_up
 from planner.routing import Routing
 from planner.search import Objective, Recommendation, recommend
-from planner.slo import ClassTarget, Slo
+from planner.slo import ClassTarget, Slo, read_class_target
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model, step_time_of, write_model
 from planner.verdict import (
     binding_constraint,
@@ -672,22 +672,9 @@ def _slo(arguments: argparse.Namespace) -> Slo:
 def _class_target(text: str) -> ClassTarget:
     """A class of requests and what is wanted for it, as one option says it."""
     try:
-        given = dict(part.split("=", 1) for part in text.split(","))
-        first, _, last = given.pop("prompt", "1-").partition("-")
-        priority = given.pop("priority", None)
-        limits_s = {name.replace("_ms", "_s"): _number(value) / 1e3 for name, value in given.items()}
-        target = ClassTarget(
-            int(first), int(last) if last else None, None if priority is None else int(priority), **limits_s
-        )
-    except (ValueError, TypeError) as fault:
-        raise BadPlan(
-            "command line",
-            f"--class-target {text}: write it as prompt=1-1000,ttft_ms=500; known are prompt, priority, ttft_ms, "
-            "e2e_ms and worst_gap_ms",
-        ) from fault
-    if not limits_s or min(limits_s.values()) <= 0:
-        raise BadPlan("command line", f"--class-target {text}: needs a limit above 0, such as ttft_ms=500")
-    return target
+        return read_class_target(text)
+    except ValueError as fault:
+        raise BadPlan("command line", f"--class-target {fault}") from fault
 
 
 def _check_output(path: str | None) -> None:

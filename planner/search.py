@@ -38,6 +38,8 @@ class Objective(StrEnum):
     """The smallest gap at the target's percentile."""
     HIGHEST_THROUGHPUT = "highest_throughput"
     """The most output tokens per second."""
+    PARETO = "pareto"
+    """None: what no other setting beats in both gap and TTFT is for people to choose from; the fewest changes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,9 @@ def recommend(
         replays.run_all(_outward(_configs(tried, today, usual), budget or min(space.max_num_batched_tokens)))
         candidates = in_order(replays.known.values())
         fitting = [c for c in candidates if c.meets]
-        best = min(fitting, key=lambda c: _rank(c, objective, today)) if fitting else None
+        front = pareto_front(fitting)
+        eligible = front if objective is Objective.PARETO else fitting
+        best = min(eligible, key=lambda c: _rank(c, objective, today)) if eligible else None
         closest = best or min(candidates, key=lambda c: _distance(c))
         probability = replays.probability_met(model, best) if best else None
     share = None
@@ -170,7 +174,7 @@ def recommend(
         today=now,
         vllm_default=replays.known[usual],
         candidates=candidates,
-        losers=tuple((c, _rejection(c, best, objective, slo)) for c in candidates if c is not best),
+        losers=tuple((c, _rejection(c, best, objective, slo, c in front)) for c in candidates if c is not best),
         closed_form_budget=budget,
         typical_decode_s=decode_s,
         typical_num_seqs=num_seqs,
@@ -435,16 +439,32 @@ class _Replays:
         return sum(future.result().meets for future in self.as_completed(futures)) / len(futures)
 
 
+def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Candidates that no other beats: no lower gap without higher TTFT, each at its target's percentile."""
+
+    def pair(candidate: Candidate) -> tuple[float, float]:
+        gap_s = candidate.summary.itl_at_percentile_s
+        return candidate.summary.ttft_at_percentile_s, gap_s if candidate.summary.num_gaps else 0.0
+
+    front: list[Candidate] = []
+    for candidate in sorted(candidates, key=pair):
+        ttft, gap = pair(candidate)
+        if not front or gap < pair(front[-1])[1] or (ttft, gap) == pair(front[-1]):
+            front.append(candidate)
+    return front
+
+
 def _rank(candidate: Candidate, objective: Objective, today: EngineConfig) -> tuple[float, ...]:
     """Sort key among candidates that meet every target; equal results go to the fewest changes."""
     summary = candidate.summary
     ttft = (summary.ttft_at_percentile_s, summary.ttft.p50_s)
+    num_changes = len(changed_flags(today, candidate.engine_config))
     first = {
         Objective.LOWEST_TTFT: ttft,
         Objective.MOST_HEADROOM: (summary.itl_at_percentile_s, *ttft),
         Objective.HIGHEST_THROUGHPUT: (-summary.output_tokens_per_s, *ttft),
+        Objective.PARETO: (num_changes, *ttft),
     }[objective]
-    num_changes = len(changed_flags(today, candidate.engine_config))
     return (*first, summary.itl_at_percentile_s, num_changes, *_order(candidate.engine_config))
 
 
@@ -454,11 +474,16 @@ def _distance(candidate: Candidate) -> tuple[float, ...]:
     return (candidate.summary.is_unstable, overshoot, *_order(candidate.engine_config))
 
 
-def _rejection(candidate: Candidate, best: Candidate | None, objective: Objective, slo: Slo) -> Rejection:
+def _rejection(
+    candidate: Candidate, best: Candidate | None, objective: Objective, slo: Slo, is_on_front: bool
+) -> Rejection:
     """The first reason for which a candidate is not the choice."""
     if candidate.violations or best is None:
         return candidate.violations[0]
     own, other = candidate.summary, best.summary
+    if objective is Objective.PARETO:
+        reason = Reason.ON_FRONT if is_on_front else Reason.BEATEN
+        return Rejection(reason, own.ttft_at_percentile_s, other.ttft_at_percentile_s, "s", slo.ttft_percentile)
     rejection = {
         Objective.LOWEST_TTFT: Rejection(
             Reason.LATER_TOKENS, own.ttft_at_percentile_s, other.ttft_at_percentile_s, "s", slo.ttft_percentile

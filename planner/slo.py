@@ -47,3 +47,31 @@ class Slo:
     """Share of requests whose last token must come within `e2e_s`; 0–1."""
     classes: tuple[ClassTarget, ...] = ()
     """Further targets of some requests."""
+
+
+LIMITS = {"ttft_ms": "ttft_s", "e2e_ms": "e2e_s", "worst_gap_ms": "worst_gap_s"}
+"""Limits of a class as people write them, and its fields."""
+
+
+def read_class_target(text: str) -> ClassTarget:
+    """A class and its targets from words such as "prompt=1-1000,priority=0,ttft_ms=500".
+
+    Raises
+    ------
+    ValueError
+        The words are not of that form, or ask for nothing; says what was found and what is allowed.
+    """
+    try:
+        given = {name.strip(): value for name, value in (part.split("=", 1) for part in text.split(","))}
+        first, _, last = given.pop("prompt", "1-").partition("-")
+        priority = given.pop("priority", None)
+        limits_s = {LIMITS[name]: float(value) / 1e3 for name, value in given.items()}
+        target = ClassTarget(
+            int(first), int(last) if last.strip() else None, None if priority is None else int(priority), **limits_s
+        )
+    except (ValueError, KeyError) as fault:
+        known = f"prompt, priority, {', '.join(LIMITS)}"
+        raise ValueError(f"{text}: write it as prompt=1-1000,ttft_ms=500; known are {known}") from fault
+    if not limits_s or not all(0 < limit_s < float("inf") for limit_s in limits_s.values()):
+        raise ValueError(f"{text}: needs a limit above 0, such as ttft_ms=500")
+    return target

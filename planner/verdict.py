@@ -102,6 +102,10 @@ def rejection_sentence(rejection: Rejection) -> str:
         return "meets the targets, no better by the objective"
     if rejection.reason is Reason.STALLED_SHARE:
         return f"stalled {100 * rejection.measured:.3g} % of the streaming time against {100 * rejection.limit:.3g} %"
+    if rejection.reason is Reason.ON_FRONT:
+        return f"meets the targets, and none beats it in both gap and TTFT ({seconds(rejection.measured)})"
+    if rejection.reason is Reason.BEATEN:
+        return f"meets the targets, but another is no worse in gap and in TTFT ({seconds(rejection.measured)})"
     percentile = "" if rejection.percentile is None else f"p{100 * rejection.percentile:g} "
     what = {
         Reason.ITL: f"{percentile}token gap",
@@ -236,16 +240,17 @@ def slo_sentence(slo: Slo, objective: Objective) -> str:
         parts.append(f"p{100 * slo.e2e_percentile:g} of E2E at most {seconds(slo.e2e_s)}")
     if slo.stalled_share is not None:
         parts.append(f"at most {100 * slo.stalled_share:.3g} % of the streaming time stalled")
-    parts += [_class_sentence(target, slo) for target in slo.classes]
+    parts += [class_sentence(target, slo) for target in slo.classes]
     goal = {
         Objective.LOWEST_TTFT: f"the lowest p{100 * slo.ttft_percentile:g} TTFT",
         Objective.MOST_HEADROOM: "the smallest gap",
         Objective.HIGHEST_THROUGHPUT: "the highest throughput",
+        Objective.PARETO: "those that none beats in both gap and TTFT, of which the fewest changes are shown first",
     }[objective]
     return f"{', '.join(parts)}; among the settings that meet this, {goal}."
 
 
-def _class_sentence(target: ClassTarget, slo: Slo) -> str:
+def class_sentence(target: ClassTarget, slo: Slo) -> str:
     """The targets of a class."""
     limits = (
         (f"p{100 * slo.ttft_percentile:g} of TTFT", target.ttft_s),

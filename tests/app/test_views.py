@@ -343,10 +343,14 @@ def test_results_are_marked_the_moment_an_input_changes(example: AppTest) -> Non
 
 def test_more_targets_are_part_of_the_target(example: AppTest) -> None:
     shown(example, "plan").number_input(key="e2e_ms").set_value(20_000.0)
+    example.text_area(key="classes").set_value("prompt=1-1000,ttft_ms=500\ncolour=1")
     example.number_input(key="stalled_percent").set_value(2.0).run()
-    assert "E2E p99 ≤ 20 s · stalled ≤ 2 %" in words(example)
+    text = words(example)
+    assert "E2E p99 ≤ 20 s · stalled ≤ 2 % · for prompts up to 1,000 tokens p99 of TTFT at most 500 ms" in text
+    assert example.error[0].value.startswith("colour=1: write it as prompt=1-1000,ttft_ms=500")
     assert "Changed since: targets." in words(example)
     example.number_input(key="e2e_ms").set_value(None)
+    example.text_area(key="classes").set_value("")
     example.number_input(key="stalled_percent").set_value(None).run()
     assert "belong to other inputs" not in words(example)
 

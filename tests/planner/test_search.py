@@ -9,7 +9,7 @@ import pytest
 from traces_by_hand import chat_trace, trace_of
 
 from planner.candidates import Reason, evaluate
-from planner.engine_config import EngineConfig
+from planner.engine_config import EngineConfig, changed_flags
 from planner.errors import BadFlags, Cancelled
 from planner.replay import replay
 from planner.search import Objective, SearchSpace, closed_form_budget, extrapolated_share, offered_load, recommend
@@ -47,6 +47,11 @@ def test_search_equals_exhaustive_search(objective):
             assert threshold >= budget
         if alone.meets:
             fitting.append(alone.summary)
+    if objective is Objective.PARETO:
+        pairs = [(s.ttft_at_percentile_s, s.itl_at_percentile_s) for s in fitting]
+        own = (found.best.summary.ttft_at_percentile_s, found.best.summary.itl_at_percentile_s)
+        assert not any(t <= own[0] and g <= own[1] and (t, g) != own for t, g in pairs)
+        return
     measure = {
         Objective.LOWEST_TTFT: lambda s: s.ttft_at_percentile_s,
         Objective.MOST_HEADROOM: lambda s: s.itl_at_percentile_s,
@@ -54,6 +59,26 @@ def test_search_equals_exhaustive_search(objective):
     }[objective]
     assert measure(found.best.summary) == min(measure(s) for s in fitting)
     assert found.num_replays < len(found.candidates), "flags that cannot act share a replay"
+
+
+def test_without_an_objective_the_whole_front_is_named():
+    """Every setting that meets the targets is on the front or beaten by one that is; the choice changes least."""
+    found = plan(objective=Objective.PARETO)
+    pairs = {c.engine_config: (c.summary.ttft_at_percentile_s, c.summary.itl_at_percentile_s) for c in found.candidates}
+    fitting = [c for c in found.candidates if c.meets]
+    reasons = {c.engine_config: rejection.reason for c, rejection in found.losers}
+    for candidate in fitting:
+        ttft, gap = pairs[candidate.engine_config]
+        others = (pairs[c.engine_config] for c in fitting)
+        is_beaten = any(t <= ttft and g <= gap and (t, g) != (ttft, gap) for t, g in others)
+        if candidate is not found.best:
+            assert reasons[candidate.engine_config] is (Reason.BEATEN if is_beaten else Reason.ON_FRONT)
+        else:
+            assert not is_beaten
+    front = [c for c in fitting if reasons.get(c.engine_config, Reason.ON_FRONT) is Reason.ON_FRONT]
+    changes = {c.engine_config: len(changed_flags(TODAY, c.engine_config)) for c in front}
+    assert changes[found.best.engine_config] == min(changes.values())
+    assert len(front) > 2
 
 
 def test_result_does_not_depend_on_the_executor():

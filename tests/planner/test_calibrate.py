@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import binom
-from shared import Case, cases, files
+from shared import Case, cases, files, measured_runs
 
 from planner.calibrate import fit_step_time
 from planner.errors import BadPlan, UnfitStepLog
@@ -592,9 +592,9 @@ def test_measured_kernels_are_fitted_well(path: Path):
 
 
 @pytest.mark.measured
-@pytest.mark.parametrize("path", files("measured/*/server.log.gz"))
-def test_log_of_a_real_server_is_fitted(path: Path):
-    fit = fitted_or_refused(path)
+@pytest.mark.parametrize("folder", measured_runs())
+def test_log_of_a_real_server_is_fitted(folder: Path):
+    fit = fitted_or_refused(folder / "server.log.gz")
     assert fit is not None
     assert fit.kept.mean() > 0.99
     assert 8e-3 < fit.typical_decode_s < 25e-3

@@ -13,7 +13,7 @@ from scipy.special import ndtr, stdtrit
 from planner.align import Alignment, aligned_log
 from planner.kernel import step_ns
 from planner.periods import with_periods
-from planner.refusals import cautions, slope_problems, time_problems, unfit, work_problems
+from planner.refusals import cautions, regime_problems, slope_problems, time_problems, unfit, work_problems
 from planner.regression import (
     ANY_PREFILL,
     BASE,
@@ -123,6 +123,7 @@ def fit_step_time(log: StepLog, num_kv_tokens: int | None = None, alignment: Ali
     kept, left_out = _leave_out(steps, work, log.recomputes, everything, notices)
     problems = problems or work_problems(log, steps.take(kept))
     problems += time_problems(log, steps, kept, everything)
+    problems = problems or regime_problems(log, steps, kept, always)
     if problems:
         raise unfit(log, problems)
 

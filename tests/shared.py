@@ -53,6 +53,13 @@ def files(pattern: str) -> list[Any]:
     return found or _skipped(pattern)
 
 
+def measured_runs() -> list[Any]:
+    """Return parameters, one folder each, for every run of a real server: one comes with the repository."""
+    roots = (Path(__file__).parent / "measured", SHARED_DIR / "measured")
+    folders = {path.parent.name: path.parent for root in roots for path in root.glob("*/meta.json")}
+    return [pytest.param(folders[name], id=name) for name in sorted(folders)]
+
+
 def _skipped(what: str) -> list[Any]:
     return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=_absent(SHARED_DIR / what)))]
 

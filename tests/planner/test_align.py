@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from naive import Engine
-from shared import files
+from shared import measured_runs
 
 from planner.align import Alignment, align, aligned_log
 from planner.engine_config import EngineConfig, flags_from_facts
@@ -269,11 +269,11 @@ def test_what_the_lines_cannot_tell_is_refused(flags):
 
 
 @pytest.mark.measured
-@pytest.mark.parametrize("path", files("measured/*/server.log.gz"))
-def test_a_real_server_is_explained(path):
-    meta = json.loads((path.parent / "meta.json").read_text())
-    log = read_steps(path, path.name)
-    trace = read_trace(path.parent / "requests.parquet", "requests.parquet")
+@pytest.mark.parametrize("folder", measured_runs())
+def test_a_real_server_is_explained(folder):
+    meta = json.loads((folder / "meta.json").read_text())
+    log = read_steps(folder / "server.log.gz", "server.log.gz")
+    trace = read_trace(folder / "requests.parquet", "requests.parquet")
 
     alignment = align(log, trace, flags_from_facts(log.facts))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import binom
-from shared import Case, cases, files
+from shared import Case, cases, files, measured_runs
 
 from planner.calibrate import fit_step_time
 from planner.errors import BadPlan, UnfitStepLog
@@ -401,6 +401,42 @@ def test_times_that_do_not_know_of_prefill():
     assert "per token" in str(refused(replace(log, step_s=step_s)))
 
 
+def after(first: StepLog, then: StepLog) -> StepLog:
+    """One log behind the other, as in a file that was appended to."""
+    names = ("step_s", "num_prefill_reqs", "prefill_tokens", "num_decode_reqs", "kv_decode_tokens", "prefill_attention")
+    joined = {name: np.concatenate([getattr(first, name), getattr(then, name)]) for name in names}
+    return replace(first, **joined, source_row=np.arange(len(first) + len(then)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        StepTime(12_000_000, 90_000, 30_000),
+        StepTime(5_000_000, 40_000, 12_000),
+        TRUTH._replace(per_prefill_token_ns=60_000),
+    ],
+)
+@pytest.mark.parametrize("num_steps", [150, 600])
+def test_two_regimes_in_one_file(other, num_steps):
+    """Another GPU, or eager execution, from some row on: no one model holds."""
+    refusal = refused(after(synthetic_log(), synthetic_log(other, seed=1, num_steps=num_steps)))
+
+    (problem,) = refusal.problems
+    assert "two regimes in one file" in problem.found
+    assert abs(problem.rows[0] - 600) <= 40  # where only p changes, one step in five shows it
+    assert problem.num_rows == 600 + num_steps - problem.rows[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_machine_that_drifts_is_one_regime(seed):
+    log = synthetic_log(seed=seed, num_steps=1500, noise=0.3, memory=0.97)
+    assert fit_step_time(log).kept.mean() > 0.97
+
+
+def test_the_same_server_recorded_twice_is_one_regime():
+    assert fit_step_time(after(synthetic_log(), synthetic_log(seed=1))).kept.all()
+
+
 # The model file
 
 
@@ -555,9 +591,9 @@ def test_measured_kernels_are_fitted_well(path: Path):
 
 
 @pytest.mark.measured
-@pytest.mark.parametrize("path", files("measured/*/server.log.gz"))
-def test_log_of_a_real_server_is_fitted(path: Path):
-    fit = fitted_or_refused(path)
+@pytest.mark.parametrize("folder", measured_runs())
+def test_log_of_a_real_server_is_fitted(folder: Path):
+    fit = fitted_or_refused(folder / "server.log.gz")
     assert fit is not None
     assert fit.kept.mean() > 0.99
     assert 8e-3 < fit.typical_decode_s < 25e-3

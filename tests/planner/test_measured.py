@@ -1,22 +1,25 @@
 """Predicted against measured: definitions by hand, then real servers, each from its own log and from another."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from shared import SHARED_DIR, files, shared_path
+from shared import SHARED_DIR, measured_runs, shared_path
 from traces_by_hand import trace_of
 
-from planner.align import align
+from planner.align import Alignment, align
 from planner.calibrate import fit_step_time
 from planner.engine_config import EngineConfig, flags_from_facts
 from planner.measured import Comparison, compare, trust_sentence
 from planner.metrics import Distribution, pooled
+from planner.periods import with_periods
 from planner.replay import replay
 from planner.step_time import StepTime, StepTimeFit
 from traces.measured import MeasuredRequests, read_measured
 from traces.read import read_steps, read_trace
+from traces.steps import StepLog
 
 NUM_SEEDS = 20
 TARGETS = {
@@ -29,25 +32,27 @@ TARGETS = {
     ("ttft", "p99"): 0.10,
 }
 MISSED = {
-    "calib_sync": {("itl", "mean"): 0.17, ("itl", "p90"): 0.31, ("itl", "p99"): 0.38, ("tpot", "mean"): 0.19,
-                   ("ttft", "p99"): 0.20},
-    "async_b2048": {("ttft", "p99"): 0.22},
-    "async_cache_kv400": {("ttft", "p90"): 0.32, ("ttft", "p99"): 0.41},
-    "sync_b2048_kv300": {("itl", "p90"): 0.17, ("ttft", "p90"): 0.12, ("ttft", "p99"): 0.58},
-    "sync_b2048_s8": {("ttft", "p90"): 0.40, ("ttft", "p99"): 0.23},
-    "sync_b2048_t256": {("itl", "mean"): 0.06, ("tpot", "mean"): 0.10, ("ttft", "p90"): 0.18},
-    "sync_b256": {("tpot", "mean"): 0.05, ("ttft", "p90"): 0.15, ("ttft", "p99"): 0.30},
-    "sync_cache_kv400": {("ttft", "p99"): 0.25},
+    "calib_sync": {("itl", "mean"): 0.16, ("itl", "p90"): 0.30, ("itl", "p99"): 0.37, ("tpot", "mean"): 0.18,
+                   ("ttft", "p99"): 0.14},
+    "async_b2048": {("ttft", "p99"): 0.17},
+    "async_cache_kv400": {("ttft", "p90"): 0.17, ("ttft", "p99"): 0.32},
+    "sync_b2048_kv300": {("itl", "p90"): 0.15, ("ttft", "p99"): 0.55},
+    "sync_b2048_s8": {("ttft", "p90"): 0.38, ("ttft", "p99"): 0.20},
+    "sync_b2048_t256": {("itl", "mean"): 0.06, ("tpot", "mean"): 0.09, ("ttft", "p90"): 0.17},
+    "sync_b256": {("ttft", "p90"): 0.13, ("ttft", "p99"): 0.29},
+    "sync_cache_kv400": {("ttft", "p99"): 0.23},
 }  # fmt: skip
 """Where a target is missed, and by how much.
 
-calib_sync: its busiest steps took longer than equal work elsewhere in the run (decode-only beside more than 8,000
-tokens of context 1.23 × the fit; in sync_b2048 the same work took 1.01 ×): the machine drifts, and a model of the
-work cannot know it. Gaps counted from the periods of the log itself have the measured mean within 4 % and the p99
-within 1 %.
-TTFT: near saturation a queue multiplies such spells. The replays of one run with different seeds have a standard
-deviation of 3 to 26 % in TTFT p90 and 8 to 31 % in p99, and a run is a single draw; with 8 seats the bias is larger.
-sync_b2048_t256 and sync_b256: mean gaps and TPOT are 4 to 8 % short for a reason not found yet.
+The machine goes through slow spells, of which no model of the work can know when they come: residuals of neighbouring
+steps correlate by 0.74 to 0.86, ten steps apart by 0.45 to 0.73, thirty apart by 0.25 to 0.59. A run is one draw.
+In calib_sync the busiest steps fell into one (decode-only beside more than 8,000 tokens of context 1.23 × the fit; in
+sync_b2048 the same work took 1.01 ×), and weighted by the requests that waited its steps took 1.04 × the fit.
+Near saturation a queue multiplies them: replays of one run that keep spells of 30 steps together have a standard
+deviation of 10 to 40 % in TTFT p90 and p99, and what was measured lies within the range of 16 of them in 86 % of the
+figures (54 % when every step is drawn by itself). They are not kept together all the same: such replays are no nearer
+on average, and come out with TTFT too long (p99 by a fifth). sync_b2048_t256 is short for this reason: with its spells
+kept together its mean gap is met within 1 %.
 """
 
 
@@ -99,33 +104,57 @@ def test_pooled_distributions_count_every_value():
     assert both.count.tolist() == [1, 5, 1]
 
 
-def runs() -> list:
-    """Folders of measured runs, one parameter each."""
-    return [pytest.param(one.values[0].parent, id=one.id, marks=one.marks) if one.values[0] else one
-            for one in files("measured/*/meta.json")]  # fmt: skip
+def flags_of(log: StepLog) -> EngineConfig:
+    """The server's flags as it acts on them.
+
+    On its CPUs a step runs inside the call that starts it, so nothing is scheduled ahead, whatever the flag says: of
+    the requests that came to the busy servers with asynchronous scheduling, three in four are in the very next step,
+    which a step scheduled before the running one ended cannot hold. Lines and gaps are the same either way.
+    """
+    return replace(flags_from_facts(log.facts), async_scheduling=False)
+
+
+@cache
+def aligned(folder: Path) -> tuple[StepLog, Alignment]:
+    """A run's own log, and its steps explained by its requests."""
+    log = read_steps(folder / "server.log.gz", "server.log.gz")
+    trace = read_trace(folder / "requests.parquet", "requests.parquet")
+    return log, align(log, trace, flags_of(log))
 
 
 @cache
 def fitted(folder: Path) -> StepTimeFit:
     """The fit of a run's own log, aligned with its requests."""
-    log = read_steps(folder / "server.log.gz", "server.log.gz")
-    trace = read_trace(folder / "requests.parquet", "requests.parquet")
-    return fit_step_time(log, alignment=align(log, trace, flags_from_facts(log.facts)))
+    log, alignment = aligned(folder)
+    return fit_step_time(log, alignment=alignment)
 
 
 def predicted(folder: Path, fit: StepTimeFit) -> dict[str, Comparison]:
     """The run replayed under its own flags with some fit's step times and noise."""
     trace = read_trace(folder / "requests.parquet", "requests.parquet")
-    facts = read_steps(folder / "server.log.gz", "server.log.gz").facts
+    config = flags_of(read_steps(folder / "server.log.gz", "server.log.gz"))
     assert fit.noise is not None
-    replays = [
-        replay(trace, flags_from_facts(facts), fit.step_time, noise=fit.noise.draw(seed)) for seed in range(NUM_SEEDS)
-    ]
+    replays = [replay(trace, config, fit.step_time, noise=fit.noise.draw(seed)) for seed in range(NUM_SEEDS)]
     return {one.name: one for one in compare(replays, read_measured(folder / "requests.parquet"))}
 
 
 @pytest.mark.measured
-@pytest.mark.parametrize("folder", runs())
+@pytest.mark.parametrize("folder", measured_runs())
+def test_the_steps_of_the_log_have_the_gaps_that_clients_saw(folder):
+    """The scheduler and the way to the client add nothing: what a prediction misses, its step times miss."""
+    log, alignment = aligned(folder)
+    period_s = with_periods(log, alignment.follows)[0].step_s
+    measured_s = read_measured(folder / "requests.parquet").gap_s
+
+    assert alignment.share_explained == 1.0
+    gap_s = np.repeat(period_s[alignment.is_explained], alignment.steps["num_decodes"][alignment.is_explained])
+    assert gap_s.mean() == pytest.approx(measured_s.mean(), rel=0.035)
+    for share, tolerance in ((50, 0.03), (90, 0.04), (99, 0.02)):
+        assert np.percentile(gap_s, share) == pytest.approx(np.percentile(measured_s, share), rel=tolerance), share
+
+
+@pytest.mark.measured
+@pytest.mark.parametrize("folder", measured_runs())
 def test_a_run_is_predicted_from_its_own_log(folder):
     comparisons = predicted(folder, fitted(folder))
 

@@ -121,7 +121,6 @@ ENGINE = np.dtype(
         ("asleep_blocks", np.int64),  # that those asleep take in the step being scheduled
         ("next_taker", np.int64),  # of those asleep: who takes, and who registers a block next in this step
         ("next_registrar", np.int64),
-        ("awake_until", np.int64),  # nobody falls asleep before this step
         ("num_peaks", np.int64),
         ("processed_ns", np.int64),  # end of the last step whose output was processed
         ("num_queued", np.int64),  # in `queue`: preempted requests, or by priority everything that waits
@@ -170,6 +169,14 @@ KEY = np.dtype(
         ("key", np.int64),  # row i: the key of the block that row i stands for (request.first_key + block)
         ("first_block", np.int64),  # row k: the first and the last block registered under key k; -1 = none
         ("last_block", np.int64),
+    ]
+)
+
+NODE = np.dtype(
+    [
+        ("before", np.int64),  # number of the ids before, −1 = none
+        ("content", np.int64),  # the id that follows them
+        ("number", np.int64),  # of both together, counted from 1; 0 = no such node
     ]
 )
 
@@ -928,12 +935,11 @@ def settle(engine, requests, running, alarms, groups, peaks, limits, flights, en
     that writes events, one with drafts, or one in which the budget or the pool could run out.
     """
     wake_due(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
-    if limits.num_spec_tokens == 0 and not is_recorded and engine.num_steps >= engine.awake_until:
+    if limits.num_spec_tokens == 0 and not is_recorded:
         fall_asleep(engine, requests, running, alarms, groups, limits)
         engine.asleep_blocks = groups[engine.num_steps % limits.block_size, 0]
         if may_sleep_on(engine, requests, running, limits):
             return
-        engine.awake_until = engine.num_steps + 4  # what made them wake up may last
     wake_all(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
     engine.asleep_blocks = 0
 
@@ -1367,6 +1373,44 @@ def release(request, engine, blocks, table, limits):
         engine.num_free_blocks += request.num_blocks
     request.num_blocks = 0
     request.num_registered = 0
+
+
+@compiled
+def number_blocks(flat, first_key, num_shared, ids, bounds, id_block_tokens, block_size, nodes):
+    """Write the key of every block to `flat`, -1 before; see `planner.block_keys`. Returns how many keys there are.
+
+    `nodes` is a hash table, empty at first: the ids up to some place and the number of the first block that ends in
+    the last one.
+    """
+    num_keys = 0
+    mask = len(nodes) - 1
+    for request in range(len(bounds)):
+        base, node = first_key[request], np.int64(-1)
+        for j in range(bounds[request, 0], bounds[request, 1]):
+            depth = j - bounds[request, 0]
+            # The blocks that end within this id; two requests share them when all ids up to here are equal.
+            begin = depth * id_block_tokens // block_size
+            end = (depth + 1) * id_block_tokens // block_size
+            at = (node + 1) * 0x1E3779B97F4A7C15 + ids[j] * 0x2545F4914F6CDD1D
+            at = (at ^ at >> 31) & mask
+            while nodes[at].number > 0 and (nodes[at].before != node or nodes[at].content != ids[j]):
+                at = (at + 1) & mask
+            if nodes[at].number == 0:
+                nodes[at].before = node
+                nodes[at].content = ids[j]
+                nodes[at].number = num_keys + 1
+                # At least one number a node, so that a node without a block of its own is told apart all the same.
+                num_keys += max(end - begin, 1)
+            node = nodes[at].number - 1
+            for block in range(begin, min(end, num_shared[request])):
+                flat[base + block] = node + block - begin
+            if end >= num_shared[request]:
+                break
+    for j in range(len(flat)):
+        if flat[j] < 0:
+            flat[j] = num_keys
+            num_keys += 1
+    return num_keys
 
 
 @compiled

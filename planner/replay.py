@@ -14,7 +14,7 @@ from planner.engine_config import DRAFTERS, EngineConfig, check_flags
 from planner.errors import Cancelled
 from planner.step_time import StepTime
 from planner.what_if import WhatIf, check_what_if
-from traces.requests import RequestTrace
+from traces.requests import PrefixHashes, RequestTrace
 
 MAX_STEPS = 10_000_000
 """A replay stops here; about 1 GB of step rows, far above any real trace that moves at all."""
@@ -221,7 +221,8 @@ def replay(
 def warm_up() -> None:
     """Compile the kernel, or load it from the cache, so that the next replay's time is its own."""
     one = np.ones(1, np.int64)
-    trace = RequestTrace(np.zeros(1), one, one.copy(), np.zeros(1, np.int64))
+    hashes = PrefixHashes(one.copy(), np.arange(2), block_tokens=1)
+    trace = RequestTrace(np.zeros(1), one, one.copy(), np.zeros(1, np.int64), prefix_hashes=hashes)
     replay(trace, EngineConfig(), StepTime(1, 0, 0))
 
 
@@ -332,7 +333,8 @@ def typed(step_time: StepTime) -> StepTime:
 
 def kernel_blocks(
     rows: npt.NDArray[Any],
-    ids: Sequence[Sequence[int]],
+    ids: npt.NDArray[np.int64],
+    bounds: npt.NDArray[np.int64],
     id_block_tokens: int,
     num_shared_tokens: npt.NDArray[np.int64],
     limits: kernel.Limits,
@@ -343,14 +345,14 @@ def kernel_blocks(
     ----------
     rows : (n,) kernel.REQUEST
         Gets its `first_key`.
-    ids, id_block_tokens, num_shared_tokens
+    ids, bounds, id_block_tokens, num_shared_tokens
         As in `block_keys`.
     limits : kernel.Limits
     """
     if not limits.tracks_blocks:
         return np.zeros(0, kernel.BLOCK), np.zeros(0, kernel.KEY), np.zeros((0, 0), np.int64)
     num_tokens = rows["prompt_tokens"] + rows["output_tokens"]
-    rows["first_key"], keys = block_keys(num_tokens, ids, id_block_tokens, num_shared_tokens, limits.block_size)
+    rows["first_key"], keys = block_keys(num_tokens, ids, bounds, id_block_tokens, num_shared_tokens, limits.block_size)
     # All its tokens, those in flight, and a drafter's lookahead.
     most = int(num_tokens.max(initial=0)) + 2 + 4 * limits.num_spec_tokens
     width = min(most, limits.max_model_len) // limits.block_size + 2
@@ -360,15 +362,14 @@ def kernel_blocks(
 
 def prefix_ids(
     trace: RequestTrace, index: npt.NDArray[np.intp]
-) -> tuple[Sequence[Sequence[int]], int, npt.NDArray[np.int64]]:
-    """Ids per request, tokens per id, and how many tokens of each request they speak of: those of its prompt."""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int, npt.NDArray[np.int64]]:
+    """Ids, which of them each request has, tokens per id, and how many tokens they speak of: those of its prompt."""
     hashes = trace.prefix_hashes
     if hashes is None:
-        return [()] * len(index), 1, np.zeros(len(index), np.int64)
-    ids = hashes.ids.tolist()
-    bounds = hashes.offsets.tolist()
+        return np.zeros(0, np.int64), np.zeros((len(index), 2), np.int64), 1, np.zeros(len(index), np.int64)
     shared = np.minimum(np.diff(hashes.offsets) * hashes.block_tokens, trace.prompt_tokens)
-    return [ids[bounds[i] : bounds[i + 1]] for i in index.tolist()], hashes.block_tokens, shared[index]
+    bounds = np.stack([hashes.offsets[:-1], hashes.offsets[1:]], axis=1)
+    return hashes.ids, bounds[index], hashes.block_tokens, shared[index]
 
 
 def acceptance_pattern(config: EngineConfig) -> npt.NDArray[np.int64]:

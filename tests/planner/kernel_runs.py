@@ -57,8 +57,10 @@ def run_kernel(
         row["accept_offset"] = i
     limit = limits(config, tracks_blocks)
     ids = [requests[i].get("ids") or () for i in order]
-    covered = np.array([len(row) * id_block_tokens for row in ids], np.int64)
-    blocks, keys, table = kernel_blocks(rows, ids, id_block_tokens, covered, limit)
+    num_ids = np.array([len(row) for row in ids], np.int64)
+    bounds = np.stack([np.cumsum(num_ids) - num_ids, np.cumsum(num_ids)], axis=1)
+    flat = np.array([content for row in ids for content in row], np.int64)
+    blocks, keys, table = kernel_blocks(rows, flat, bounds, id_block_tokens, num_ids * id_block_tokens, limit)
     state = np.zeros(1, kernel.ENGINE)
     accept = np.array((config["spec"] or {"accept": [0]})["accept"])
     window_rows = np.array(windows, np.int64).reshape(-1, 2)

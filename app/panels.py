@@ -13,8 +13,10 @@ from app.report import calibration_report
 from app.state import Reading, Session
 from planner.align import Alignment
 from planner.engine_config import VLLM_VERSION, EngineConfig
+from planner.errors import UnfitStepLog
 from planner.export import timed_trace
 from planner.measured import NUM_SEEDS, trust_sentence
+from planner.remedies import what_to_record
 from planner.step_time import SavedModel, StepTime, StepTimeFit, step_time_of, write_model
 from planner.verdict import class_sentence, seconds
 from traces.answers import ReadAnswers
@@ -257,6 +259,26 @@ def offer_model(fit: StepTimeFit) -> None:
             on_click="ignore",
             help="One HTML file with the figures, the tables and every assumption, asking no other server.",
         )
+
+
+def show_remedies(calibration: StepTimeFit | UnfitStepLog) -> None:
+    """What to record next, with the lines to paste."""
+    remedies = what_to_record(calibration)
+    if not remedies:
+        return
+    is_refused = isinstance(calibration, UnfitStepLog)
+    with st.expander(f"What to record next ({len(remedies)})", expanded=is_refused, icon=":material/playlist_add:"):
+        for remedy in remedies:
+            st.markdown(frames.literal(remedy.sentence))
+            if remedy.bench:
+                st.code(remedy.bench, language="bash")
+        for words, lines in (
+            ("Start vLLM with its iteration log:", [remedy.serve for remedy in remedies]),
+            ("Or with the recorder, which needs no log:", [remedy.plug_in for remedy in remedies]),
+        ):
+            if (chosen := next((line for line in lines if line), None)) is not None:
+                st.markdown(words)
+                st.code(chosen, language="bash")
 
 
 def show_measured() -> None:

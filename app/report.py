@@ -20,6 +20,7 @@ from planner.engine_config import VLLM_VERSION
 from planner.export import bench_command, provenance
 from planner.measured import Comparison, trust_sentence
 from planner.plan_file import SavedPlan
+from planner.remedies import what_to_record
 from planner.step_time import StepTimeFit
 from traces.receipt import Receipt
 from traces.steps import StepLog
@@ -114,6 +115,7 @@ def calibration_report(
         _heading(2, "How well it fits"),
         *(_figure(name, canvas) for name, canvas in figures.items()),
         *_measured(comparisons),
+        *_remedies(fit),
         *([] if log.receipt is None else [_heading(2, "How the log was read"), *_log(log, log.receipt)]),
         f"<p>Digest of the log: {escape(fit.digest)}. Simulated: vLLM {escape(VLLM_VERSION)}.</p>",
     ]
@@ -151,6 +153,13 @@ def _measured(comparisons: tuple[Comparison, ...]) -> list[str]:
         _table(frames.compared(comparisons)),
         *(_figure(f"compared_{one.name}", distributions.predicted_and_measured(one)) for one in drawn),
     ]
+
+
+def _remedies(fit: StepTimeFit) -> list[str]:
+    """What to record next."""
+    remedies = what_to_record(fit)
+    told = [part for one in remedies for part in (f"<p>{escape(one.sentence)}</p>", _code(one.bench)) if part]
+    return [_heading(2, "What to record next"), *told] if remedies else []
 
 
 def _log(log: StepLog, receipt: Receipt) -> list[str]:

@@ -24,7 +24,7 @@ from planner.candidates import Candidate
 from planner.capacity import HOUR_S, LOADS, LoadPoint, find_capacity
 from planner.command import MODEL, MODEL_NAME, serve_command
 from planner.engine_config import DRAFTERS, GPU_TIERS, VLLM_VERSION, EngineConfig, default_flags, flags_from_facts
-from planner.errors import BadPlan
+from planner.errors import BadPlan, UnfitStepLog
 from planner.executors import ADDRESS_VARIABLE, executor_at
 from planner.export import bench_command, config_yaml, container_args, head, helm_values, timed_trace
 from planner.inside.chrome_trace import chrome_trace
@@ -34,6 +34,7 @@ from planner.measured import SHARES, Comparison, compare, served, trust_sentence
 from planner.metrics import Spread, Summary, summarise
 from planner.plan_comparison import Row, compare_plans, inputs_sentence, value_in_words
 from planner.plan_file import SavedPlan, open_plan, save_plan, trace_origin, write_plan
+from planner.remedies import what_to_record
 from planner.replay import Replay, replay, warm_up
 from planner.routing import Routing
 from planner.search import Objective, Recommendation, recommend
@@ -115,6 +116,8 @@ def main(argv: list[str] | None = None, html_report: Report | None = None) -> in
         return int(arguments.run(arguments))
     except InputError as fault:
         print(fault, file=sys.stderr)
+        if isinstance(fault, UnfitStepLog):
+            _say_remedies(fault)
         return BAD_INPUT
 
 
@@ -848,6 +851,16 @@ def _print_fit(fit: StepTimeFit) -> None:
         f"p95 {100 * fit.held_out_p95:.1f} %; "
         f"predicted total time {100 * fit.total_time_ratio:.1f} % of measured"
     )
+    _say_remedies(fit)
+
+
+def _say_remedies(calibration: StepTimeFit | UnfitStepLog) -> None:
+    """On standard error: what to record next, with the lines to paste."""
+    for remedy in what_to_record(calibration):
+        print(f"To record next: {remedy.sentence}", file=sys.stderr)
+        for line in (remedy.serve, remedy.bench):
+            if line:
+                print(f"    {line}", file=sys.stderr)
 
 
 def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:

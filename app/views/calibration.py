@@ -101,6 +101,7 @@ elif isinstance(alignment, Alignment):
             st.table(frames.differences(alignment.differences), hide_index=True)
 if isinstance(fit, UnfitStepLog):
     panels.show_problems(fit)
+    panels.show_remedies(fit)
 elif isinstance(fit, StepTimeFit):
     panels.show_notices(fit.notices)
     for column, (label, value, about) in zip(st.columns(5), frames.fit_numbers(fit), strict=True):
@@ -115,6 +116,7 @@ elif isinstance(fit, StepTimeFit):
         against = widgets.ask_against()
     chart.plotly_chart(calibration.residuals(fit, against), key="residuals")
     panels.show_model(fit)
+    panels.show_remedies(fit)
     panels.offer_model(fit)
     panels.show_measured()
     panels.show_next("plan", "Next: plan")

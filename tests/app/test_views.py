@@ -432,6 +432,8 @@ def test_a_log_that_cannot_support_a_fit_says_what_to_record() -> None:
     assert not test.exception
     assert "decodes.csv cannot be used as it is" in words(test)
     assert test.table[0].value["what to do"].str.len().min() > 10
+    assert any("vllm bench serve" in code.value for code in test.code)
+    assert any("--enable-logging-iteration-details" in code.value for code in test.code)
     assert "A plan needs a request trace" in words(shown(test, "plan"))
 
 

@@ -387,3 +387,17 @@ def test_all_targets_go_from_the_command_line_into_the_plan(capsys, trace_file, 
         ClassTarget(1, 1000, 0, ttft_s=9.0),
         ClassTarget(2000, None, None, e2e_s=70.0, worst_gap_s=0.9),
     )
+
+
+def test_a_refused_log_and_a_fit_with_gaps_say_what_to_record(capsys, tmp_path):
+    decodes = tmp_path / "decodes.csv"
+    decodes.write_text("step_ms,prefill_tokens,decode_reqs\n" + "20.0,0,8\n21.0,0,9\n" * 100)
+    code, out, err = run(capsys, "calibrate", decodes)
+    assert (code, out) == (2, "")
+    assert "To record next: Record while prompts of different lengths arrive" in err
+    assert "vllm bench serve --model MODEL" in err
+
+    code, out, err = run(capsys, "calibrate", LOG_SAMPLE)
+    assert code == 0
+    assert "d = " in out
+    assert "To record next: Record steps of up to 256 requests" in err

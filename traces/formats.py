@@ -302,8 +302,10 @@ STEP_COLUMNS = {
         *("elapsed_ms", "elapsed_s", "elapsed_time_ms", "elapsed_time_s", "step_time", "elapsed", "duration"),
     ),
     "prefill_tokens": ("prefill_tokens", "ctx_tokens", "context_tokens", "batch.prefill_tokens"),
-    "decode_reqs": (*("num_decode_reqs", "gen_reqs", "generation_requests", "batch.num_decode_reqs", "decode_seqs"),),
-    "prefill_reqs": ("num_prefill_reqs", "ctx_reqs", "context_requests", "batch.num_prefill_reqs"),
+    "decode_reqs": (
+        *("num_decode_reqs", "decode_reqs", "gen_reqs", "generation_requests", "batch.num_decode_reqs", "decode_seqs"),
+    ),
+    "prefill_reqs": ("num_prefill_reqs", "prefill_reqs", "ctx_reqs", "context_requests", "batch.num_prefill_reqs"),
     "kv_decode_tokens": ("kv_decode_tokens",),
     "kv_prefill_tokens": ("kv_prefill_tokens",),
     "prefill_attention": ("prefill_attention", "prefill_attn_product"),

@@ -58,7 +58,8 @@ from traces.answers import ReadAnswers
 from traces.errors import InputError
 from traces.measured import read_measured
 from traces.read import read_steps, read_trace
-from traces.requests import RequestTrace
+from traces.requests import WHOLE, RequestTrace, Selection
+from traces.selection import select
 from traces.steps import ServerFacts, StepLog
 
 OK, BAD_INPUT, NOT_MET = 0, 2, 3
@@ -301,7 +302,8 @@ def _planned_trace(arguments: argparse.Namespace, saved: SavedPlan) -> RequestTr
     """The trace that a plan was made for, read as it was read then."""
     if not arguments.trace:
         raise BadPlan("command line", "--as trace needs --trace, the file that the plan was made for")
-    trace = read_trace(Path(arguments.trace), Path(arguments.trace).name, saved.trace.answers)
+    whole = read_trace(Path(arguments.trace), Path(arguments.trace).name, saved.trace.answers)
+    trace = select(whole, saved.trace.selection)
     if trace.digest != saved.trace.digest:
         raise BadPlan(
             arguments.trace,
@@ -378,6 +380,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("trace", help="request trace: Parquet, CSV or JSONL")
     _add_model_options(one)
     _add_flag_options(one)
+    _add_part_options(one)
     one.add_argument("--measured", help="what clients measured under these flags: vllm bench serve, or Parquet")
     one.add_argument("--itl-ms", type=_number, default=80.0, help="gap above which a stream counts as stalled")
     one.set_defaults(run=run_replay)
@@ -395,6 +398,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--perfetto", metavar="OUT.json", help="write the window for ui.perfetto.dev")
     _add_model_options(inspect)
     _add_flag_options(inspect)
+    _add_part_options(inspect)
     inspect.set_defaults(run=run_inspect)
 
     calibrate = commands.add_parser("calibrate", help="fit d and p to a step log")
@@ -411,6 +415,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_steps_options(plan)
     _add_model_options(plan)
     _add_flag_options(plan)
+    _add_part_options(plan)
     _add_target_options(plan)
     _add_scheduler_option(plan)
     plan.add_argument("-o", "--output", help="write the plan here, as JSON")
@@ -437,6 +442,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_steps_options(capacity)
     _add_model_options(capacity)
     _add_flag_options(capacity)
+    _add_part_options(capacity)
     _add_target_options(capacity)
     capacity.add_argument(
         "--growth", type=_number, default=1.0, help="multiple of the trace's rate to size replicas for"
@@ -521,6 +527,17 @@ def _add_scheduler_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_part_options(parser: argparse.ArgumentParser) -> None:
+    """Which part of the trace is used, and how it is changed."""
+    group = parser.add_argument_group("part of the trace")
+    group.add_argument("--from-s", type=_number, default=0.0, help="seconds since the first arrival")
+    group.add_argument("--until-s", type=_number, help="likewise; not given = to the last arrival")
+    group.add_argument("--sample", type=_number, default=100.0, help="percent of the requests, drawn at random")
+    group.add_argument("--sample-seed", type=_count, default=0)
+    group.add_argument("--rate", type=_number, default=1.0, help="times: 2 = the same requests in half the time")
+    group.add_argument("--spread-seed", type=_count, help="spread arrivals that share a stamp of a slow clock")
+
+
 def _add_answer_options(parser: argparse.ArgumentParser) -> None:
     """What the user can say about a file that the file itself does not say."""
     group = parser.add_argument_group("about the files")
@@ -545,7 +562,20 @@ def _trace(arguments: argparse.Namespace) -> RequestTrace:
     trace = read_trace(Path(arguments.trace), Path(arguments.trace).name, _answers(arguments))
     for notice in trace.receipt.notices if trace.receipt else ():
         print(f"{arguments.trace}: {notice}", file=sys.stderr)
-    return trace
+    return select(trace, _selection(arguments))
+
+
+def _selection(arguments: argparse.Namespace) -> Selection:
+    """The part of the trace that is asked for; all of it where a command does not ask."""
+    if "rate" not in arguments:
+        return WHOLE
+    from_s, until_s = arguments.from_s, arguments.until_s
+    if arguments.rate <= 0 or not 0 < arguments.sample <= 100 or from_s < 0:
+        raise BadPlan("command line", "--rate must be above 0, --sample above 0 and at most 100, --from-s not negative")
+    window_s = None if from_s == 0.0 and until_s is None else (from_s, until_s)
+    return Selection(
+        arguments.spread_seed, window_s, arguments.sample / 100.0, arguments.sample_seed, rate=arguments.rate
+    )
 
 
 def _request(arguments: argparse.Namespace, trace: RequestTrace) -> int | None:
@@ -611,6 +641,11 @@ def _model(arguments: argparse.Namespace, trace: RequestTrace) -> tuple[Model, E
     usual = default_flags(arguments.gpu_memory_gib)
     if arguments.steps:
         log = read_steps(Path(arguments.steps), Path(arguments.steps).name, _answers(arguments))
+        if arguments.align and trace.selection != WHOLE:
+            raise BadPlan(
+                "command line",
+                "--align needs the whole trace: run planner calibrate LOG --trace TRACE -o M.json, then give --model",
+            )
         alignment = _alignment(log, arguments, trace) if arguments.align else None
         return _fit(log, arguments, alignment), flags_from_facts(log.facts, usual)
     if not arguments.model and arguments.base_ms is None:

@@ -12,6 +12,7 @@ from planner.cli import main
 from planner.engine_config import EngineConfig
 from planner.plan_file import open_plan
 from planner.slo import ClassTarget
+from traces.read import read_trace
 from traces.synthetic import LOG_SAMPLE, TRACE_SAMPLE
 
 
@@ -401,3 +402,26 @@ def test_a_refused_log_and_a_fit_with_gaps_say_what_to_record(capsys, tmp_path):
     assert code == 0
     assert "d = " in out
     assert "To record next: Record steps of up to 256 requests" in err
+
+
+def test_a_part_of_the_trace_is_planned_for_and_the_plan_says_so(capsys, tmp_path):
+    part = ("--from-s", "60", "--until-s", "120", "--rate", "2", "--sample", "50")
+    code, out, _ = run(capsys, "replay", TRACE_SAMPLE, "--json", *part)
+    assert code == 0
+    arrival_s = read_trace(TRACE_SAMPLE, "x.parquet").arrival_s
+    num = ((arrival_s >= 60) & (arrival_s < 120)).sum()
+    assert 0.3 * num < json.loads(out)["requests"] < 0.7 * num
+
+    plan = tmp_path / "plan.json"
+    code, _, _ = run(capsys, "plan", TRACE_SAMPLE, "--base-ms", "8", "--itl-ms", "80", "-o", plan, *part)
+    assert code == 0
+    selection = json.loads(plan.read_text())["trace"]["selection"]
+    assert selection == {
+        "window_s": [60.0, 120.0], "rate": 2.0, "share": 0.5, "sample_seed": 0, "spread_seed": None,
+    }  # fmt: skip
+    code, out, _ = run(capsys, "export", plan, "--as", "trace", "--trace", TRACE_SAMPLE)
+    assert code == 0
+    assert len(out.splitlines()) == json.loads(plan.read_text())["trace"]["num_requests"]
+
+    assert run(capsys, "replay", TRACE_SAMPLE, "--from-s", "1e6")[:2] == (2, "")
+    assert run(capsys, "replay", TRACE_SAMPLE, "--rate", "0")[:2] == (2, "")

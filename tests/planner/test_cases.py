@@ -10,9 +10,10 @@ import pytest
 from shared import Case, cases
 
 from planner import metrics
-from planner.capacity import split
 from planner.engine_config import EngineConfig
+from planner.executors import somewhere
 from planner.replay import Replay, replay
+from planner.routing import Routing, deal
 from planner.step_time import StepTime
 from traces.answers import ReadAnswers
 from traces.read import read_trace
@@ -27,8 +28,10 @@ def test_stated_numbers_hold(case: Case):
     given = case.sidecar.get("given", {})
     trace = read_trace(case.path, case.path.name, ReadAnswers(arrival_unit=given.get("arrival_unit")))
     for config, expected in zip(stated["config"], stated["expect"], strict=True):
-        parts = split(trace, config.get("replicas", 1))
-        runs = [replay(part, engine_config(config), step_time(stated["model"])) for part in parts]
+        setting = (engine_config(config), step_time(stated["model"]))
+        with somewhere(None) as threads:
+            parts = deal(trace, config.get("replicas", 1), Routing.ROUND_ROBIN, *setting, threads).parts
+        runs = [replay(part, *setting) for part in parts]
         numbers = [numbers_of(part, run) for part, run in zip(parts, runs, strict=True)]
         for name, value in expected.items():
             for got in numbers:

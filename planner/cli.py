@@ -27,6 +27,7 @@ from planner.inside.chrome_trace import chrome_trace
 from planner.inside.report import inside_report, report_document, report_lines
 from planner.measured import SHARES, Comparison, compare, trust_sentence
 from planner.metrics import Spread, Summary, summarise
+from planner.remedies import what_to_record
 from planner.replay import Replay, replay, warm_up
 from planner.search import Objective, Recommendation, recommend
 from planner.slo import Slo
@@ -678,6 +679,8 @@ def _print_fit(fit: StepTimeFit) -> None:
         f"p95 {100 * fit.held_out_p95:.1f} %; "
         f"predicted total time {100 * fit.total_time_ratio:.1f} % of measured"
     )
+    for remedy in what_to_record(fit):
+        print(f"To record next: {remedy.sentence}\n  {remedy.serve}\n  {remedy.bench}")
 
 
 def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:

@@ -598,7 +598,7 @@ def test_log_of_a_real_server_is_fitted(folder: Path):
     assert fit is not None
     assert fit.kept.mean() > 0.99
     assert 8e-3 < fit.typical_decode_s < 25e-3
-    slopes = sum(value for name, value in values(fit).items() if name.startswith("per_prefill_token"))
+    slopes = sum(value for name, value in values(fit).items() if name.startswith(("per_prefill_token", "per_token_")))
     assert 150e-6 < slopes < 300e-6
     assert any("more pass than vLLM prints" in notice for notice in fit.notices)
     assert 1e-3 < fit.overhead_s < 5e-3

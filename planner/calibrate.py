@@ -53,8 +53,8 @@ WARM_UP_RATIO = 3.0
 OUTLIER_RATIO = 4.0
 MAX_OUTLIER_SHARE = 0.02
 """Of decode-only steps or those with prefill: if more are so far off, the server is like that, and queues feel it."""
-
-
+MOST_FACTORS = 4096
+"""Of each kind, of how steps scatter."""
 LATE = (*BEYOND, *BATCH_SHAPE)
 """Terms that can mimic others, so that they have to show what no other can."""
 
@@ -329,8 +329,15 @@ def _noise(log: StepLog, steps: Steps, kept: Bools, beta: Floats) -> StepNoise |
         return None
     fitted = steps.take(kept)
     factor = fitted.time_s / floored(fitted, fitted.features @ beta)
-    decode, prefill = factor[~fitted.has_prefill], factor[fitted.has_prefill]
-    return StepNoise(decode / decode.mean(), prefill / prefill.mean())
+    kinds = [_thinned(factor[kind]) for kind in (~fitted.has_prefill, fitted.has_prefill)]
+    return StepNoise(*(kind / kind.mean() for kind in kinds))
+
+
+def _thinned(values: Floats) -> Floats:
+    """At most `MOST_FACTORS` of the values, evenly over their ranks, so that a model file stays small."""
+    if len(values) <= MOST_FACTORS:
+        return values
+    return np.sort(values)[((np.arange(MOST_FACTORS) + 0.5) * len(values) / MOST_FACTORS).astype(np.int64)]
 
 
 def _predict(step_time: StepTime, features: Floats) -> Floats:

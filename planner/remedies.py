@@ -69,7 +69,9 @@ def _gaps(fit: StepTimeFit) -> list[Gap]:
 def _remedy(gap: Gap, facts: ServerFacts) -> Remedy:
     """How to fill a gap on this server."""
     seats, budget = facts.max_num_seqs or 256, facts.max_num_batched_tokens or 2048
-    varied = f"{BENCH}--random-input-len {budget} --random-range-ratio 0.9 --random-output-len 64"
+    # Lengths vary by up to 0.9 of themselves about the one given, and have to fit the context together with the output.
+    room = (facts.max_model_len or 1 << 20) - 64
+    varied = f"{BENCH}--random-input-len {min(budget, room // 2)} --random-range-ratio 0.9 --random-output-len 64"
     streams = f"{BENCH}--random-input-len 256 --random-output-len 512"
     return {
         Gap.TOO_FEW_STEPS: Remedy(
@@ -125,14 +127,15 @@ def _remedy(gap: Gap, facts: ServerFacts) -> Remedy:
             gap,
             f"Record steps of up to {budget:,} prefill tokens, the budget of this server: larger ones than were "
             "recorded are extrapolated.",
-            bench=f"{BENCH}--random-input-len {2 * budget} --random-output-len 16 --request-rate 0.5 --num-prompts 60",
+            bench=f"{BENCH}--random-input-len {min(2 * budget, room)} --random-output-len 16 --request-rate 0.5 "
+            "--num-prompts 60",
         ),
         Gap.CONTEXT: Remedy(
             gap,
             "Record how much context the decodes read, with contexts of different lengths: on GPUs their time grows "
             "with it.",
-            bench=f"{BENCH}--random-input-len 4000 --random-range-ratio 0.9 --random-output-len 512 --request-rate 1 "
-            "--num-prompts 200",
+            bench=f"{BENCH}--random-input-len {min(4000, room // 2)} --random-range-ratio 0.9 --random-output-len 64 "
+            "--request-rate 1 --num-prompts 200",
         ),
         Gap.SINGLE_STEPS: Remedy(
             gap,

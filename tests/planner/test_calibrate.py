@@ -256,6 +256,16 @@ def test_noise_is_drawn_from_the_residuals_by_kind():
     np.testing.assert_allclose(factors.std(axis=1), 0.3, atol=0.05)
 
 
+def test_the_noise_of_a_long_log_is_thinned():
+    fit = fit_step_time(synthetic_log(num_steps=12_000, noise=0.3))
+
+    assert fit.noise is not None
+    assert len(fit.noise.decode) == 4096 > len(fit.noise.prefill)
+    assert fit.noise.decode.mean() == pytest.approx(1.0)
+    assert fit.noise.decode.std() == pytest.approx(0.3, abs=0.02)
+    assert len(write_model(fit)) < 150_000
+
+
 def test_averages_have_no_noise():
     log = synthetic_log()
     assert fit_step_time(replace(log, weight=np.full(len(log), 9.0))).noise is None
@@ -597,7 +607,7 @@ def test_log_of_a_real_server_is_fitted(folder: Path):
     assert fit is not None
     assert fit.kept.mean() > 0.99
     assert 8e-3 < fit.typical_decode_s < 25e-3
-    slopes = sum(value for name, value in values(fit).items() if name.startswith("per_prefill_token"))
+    slopes = sum(value for name, value in values(fit).items() if name.startswith(("per_prefill_token", "per_token_")))
     assert 150e-6 < slopes < 300e-6
     assert any("more pass than vLLM prints" in notice for notice in fit.notices)
     assert 1e-3 < fit.overhead_s < 5e-3

@@ -62,7 +62,7 @@ def test_a_fit_that_covers_its_server_needs_nothing():
 
 
 def test_a_fit_says_what_its_log_did_not_cover():
-    facts = ServerFacts(max_num_batched_tokens=16_384, max_num_seqs=512, async_scheduling=True)
+    facts = ServerFacts(max_num_batched_tokens=16_384, max_num_seqs=512, async_scheduling=True, max_model_len=8192)
     log = replace(synthetic_log(num_steps=2000, noise=0.02), facts=facts, kv_decode_tokens=None)
     alike = replace(log, num_decode_reqs=np.full(len(log), 16), weight=np.full(len(log), 9.0))
 
@@ -79,6 +79,7 @@ def test_a_fit_says_what_its_log_did_not_cover():
     assert "--no-async-scheduling" in by_gap[Gap.HIDDEN_TIMES].serve
     assert "--max-concurrency 512 " in by_gap[Gap.LARGER_BATCHES].bench
     assert "up to 16,384 prefill tokens" in by_gap[Gap.LARGER_PREFILLS].sentence
+    assert "--random-input-len 8128 --random-output-len 16 " in by_gap[Gap.LARGER_PREFILLS].bench, "fits the context"
 
 
 def test_a_roughly_known_p_asks_for_more_sizes():

@@ -75,7 +75,6 @@ def test_the_road_from_log_to_flags(capsys, tmp_path):
     code, out, _ = run(capsys, "calibrate", LOG_SAMPLE, "-o", model)
     assert code == 0
     assert "per_prefill_token" in out
-    assert "To record next: Record steps of up to 256 requests" in out
     code, out, err = run(capsys, "plan", TRACE_SAMPLE, "--steps", LOG_SAMPLE, "--itl-ms", 80, "--json", "-o", plan)
     document = json.loads(out)
     assert code == 0

@@ -25,6 +25,9 @@ SURE_LINES = 20
 """A start counts when it explains so many lines in a row, or all that are left."""
 MAX_STARTS = 5_000
 """Starts that are tried in all; more would only take long to find that trace and log do not belong together."""
+MAX_STARTED_BYTES = 1 << 30
+"""A start of a large trace is dear: so many bytes of states are laid out for starts in all, and at least `MIN_STARTS`."""
+MIN_STARTS = 40
 LOST_LINES = 20
 """After so many lines in a row that nothing explains, the walk starts anew at an idle point."""
 MAX_RECONSIDERED = 64
@@ -217,6 +220,7 @@ class _Walk:
         self.covered: list[int] = []
         self.num_let_in = 0
         self.num_starts = 0
+        self.max_starts = min(MAX_STARTS, max(MIN_STARTS, MAX_STARTED_BYTES // self.engine.num_bytes))
 
     def find_start(self, first_line: int, first_row: int) -> tuple[int, int] | None:
         """The next line, and the request, from which the rules explain what follows."""
@@ -225,7 +229,7 @@ class _Walk:
             if work.num_decode_reqs == 0 and work.num_prefill_reqs > 0:
                 for row in self.engine.rows_like(work, first_row):
                     self.num_starts += 1
-                    if self.num_starts > MAX_STARTS:
+                    if self.num_starts > self.max_starts:
                         return None
                     if self._num_explained(line, row) >= min(SURE_LINES, len(self.lines) - line):
                         return line, row

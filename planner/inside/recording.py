@@ -130,9 +130,8 @@ def prefill_part_ns(run: Replay) -> npt.NDArray[np.int64]:
     kv_read = steps["kv_decode_tokens"].astype(np.float64)
     equation = kernel.step_ns.py_func
     drafts = steps["num_draft_tokens"]
-    with_prefill = equation(
-        run.step_time, steps["num_scheduled"], steps["prefill_tokens"], kv_read, steps["prefill_attention"], drafts
-    )
+    seqs, tokens, attention = (steps[name] for name in ("num_scheduled", "prefill_tokens", "prefill_attention"))
+    with_prefill = equation(run.step_time, seqs, tokens, kv_read, attention, drafts, steps["kv_prefill_tokens"])
     none = np.zeros(len(steps), np.int64)
-    without = equation(run.step_time, steps["num_scheduled"], none, kv_read, none, drafts)
+    without = equation(run.step_time, seqs, none, kv_read, none, drafts)
     return np.asarray(np.maximum(with_prefill - without, 0), np.int64)

@@ -26,7 +26,7 @@ SURE_LINES = 20
 MAX_STARTS = 5_000
 """Starts that are tried in all; more would only take long to find that trace and log do not belong together."""
 MAX_STARTED_BYTES = 1 << 30
-"""A start of a large trace is dear: so many bytes of states are laid out for starts in all, and at least `MIN_STARTS`."""
+"""A start of a large trace is dear: so many bytes of states are laid out for all starts, or for `MIN_STARTS`."""
 MIN_STARTS = 40
 LOST_LINES = 20
 """After so many lines in a row that nothing explains, the walk starts anew at an idle point."""

@@ -22,7 +22,7 @@ from planner.step_time import StepTime
 from traces.answers import ReadAnswers
 from traces.errors import Question, Unmapped
 from traces.requests import RequestTrace, Selection
-from traces.selection import stamp_step_s
+from traces.selection import sessions_of, stamp_step_s
 from traces.steps import ServerFacts
 from traces.workload import PRESETS, Lengths, Workload
 
@@ -38,6 +38,8 @@ ALWAYS_ASKED = {"base": "d base", "per_seq": "d per request in the step", "per_p
 """Terms that every model has; the others may stay 0."""
 WHOLE_NS = (*ALWAYS_ASKED, "per_draft_token")
 """Coefficients that the kernel charges in whole nanoseconds."""
+MOST_WORDS = 200
+"""A column with more different words is not offered to choose by."""
 MOST_TOKENS = 1 << 40
 """Upper end of number inputs; far above any cache."""
 
@@ -224,11 +226,24 @@ def ask_part(selection: Selection, trace: RequestTrace, num_windows: int) -> Sel
         "%g",
         key=f"part_share_{name}",
         persist_state="session",
-        help="Drawn at random, the same every time.",
+        help="Drawn at random, the same every time"
+        + ("; a session is kept whole or not at all." if sessions_of(trace) else "."),
     )
     seed = columns[4].number_input(
         "Seed", 0, 1 << 31, 0, key=f"part_seed_{name}", persist_state="session", help="Of the sample and the spreading."
     )
+    choosable = [one for one in trace.labels if 1 < len(one.words) <= MOST_WORDS]
+    kept = []
+    for column, labels in zip(cycle(st.columns(4)), choosable, strict=False):
+        words = column.multiselect(
+            f"Only {labels.name}",
+            sorted(labels.words),
+            format_func=lambda word: word or "(none)",
+            placeholder="all",
+            key=f"part_{labels.name}_{name}",
+        )
+        if words:
+            kept.append((labels.name, tuple(words)))
     spread_seed = None
     if (step_s := stamp_step_s(trace.arrival_s)) is not None:
         is_spread = st.toggle(
@@ -242,6 +257,7 @@ def ask_part(selection: Selection, trace: RequestTrace, num_windows: int) -> Sel
     return Selection(
         spread_seed=spread_seed,
         window_s=None if is_whole else (from_s, until_s),
+        keep=tuple(kept),
         share=share / 100.0,
         sample_seed=seed if share < 100.0 else 0,
         rate=rate,

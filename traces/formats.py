@@ -327,6 +327,28 @@ STEP_ROLES_NEEDED = {
 HEADER_HINT = " The first line holds numbers only: is the line with the column names missing?"
 
 
+SESSION_NAMES = ("session_id", "session", "conversation_id", "conversation", "chat_id", "trace_id")
+"""Columns that tell which requests belong together, in lower case, the first one that is there."""
+LABEL_NAMES = (
+    *SESSION_NAMES,
+    *(
+        "model",
+        "model_name",
+        "tenant",
+        "tenant_id",
+        "user",
+        "user_id",
+        "customer",
+        "customer_id",
+        "client",
+        "client_id",
+    ),
+    *("org", "organization", "team", "project", "app", "application", "service", "service_tier", "route", "endpoint"),
+    *("region", "class", "category", "workload", "role", "log type", "log_type", "request_type", "source"),
+)
+"""Columns of words by which people choose requests, in lower case."""
+
+
 @dataclass(frozen=True, slots=True)
 class TraceColumns:
     """Which column of one file plays which part."""
@@ -364,13 +386,17 @@ class TraceColumns:
         parts = (("arrival", self.arrival), ("prompt", self.prompt), ("output", self.output))
         return tuple((part, column) for part, column in parts if column is not None)
 
+    labels: tuple[str, ...] = ()
+    """Columns of words to choose requests by."""
+
     @property
     def all(self) -> tuple[str, ...]:
         """Every column that is read."""
         optional = (self.prompt, self.output, self.priority, self.limit, self.hashes, self.hash_block, self.benchmark)
         rules = (rule.column for rule in self.left_out)
         tokens = () if self.tokens is None else self.tokens.all
-        return (self.arrival, *(name for name in optional if name is not None), *rules, *tokens)
+        named = (self.arrival, *(name for name in optional if name is not None), *rules, *tokens, *self.labels)
+        return tuple(dict.fromkeys(named))
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,6 +566,14 @@ def _with_optional(columns: TraceColumns, layout: TraceLayout | None, schema: pa
         hash_block=_optional(schema, (stated.hash_block or "",), lists=False),
         left_out=stated.left_out,
         benchmark=_optional(schema, (stated.benchmark or "",), lists=False),
+        labels=tuple(
+            field.name
+            for field in schema
+            if field.name.lower() in LABEL_NAMES
+            and not pa.types.is_nested(field.type)
+            and schema.names.count(field.name) == 1
+            and field.name not in (columns.arrival, columns.prompt, columns.output)
+        ),
     )
 
 

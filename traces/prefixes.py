@@ -1,11 +1,11 @@
-"""Optional columns of a request trace: priorities, output limits, and what the prompts have in common."""
+"""Optional columns of a request trace: priorities, output limits, words, and what the prompts have in common."""
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from traces.requests import PrefixHashes
+from traces.requests import Labels, PrefixHashes
 
 BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024, 2048, 1, 2, 4, 8)
 """Block lengths that traces use, tokens; the first that explains the lists is taken (512 is Mooncake's own)."""
@@ -42,6 +42,12 @@ def output_limits(
     limits = values.to_numpy().astype(np.int64)
     num_stopped = int((limits > output_tokens).sum())
     return limits, f"column {name!r} is read as max_tokens: {num_stopped:,} requests end before it, on a stop token"
+
+
+def words_of(column: pa.ChunkedArray, name: str) -> Labels:
+    """A column of words; what is absent is ""."""
+    words = pc.fill_null(pc.cast(column.combine_chunks(), pa.string()), "").dictionary_encode()
+    return Labels(name, tuple(words.dictionary.to_pylist()), words.indices.to_numpy().astype(np.int32))
 
 
 def prefix_hashes(

@@ -25,7 +25,7 @@ from traces.checks import (
 )
 from traces.errors import BadData, Choice, NeedsAnswer, Problem, Question, UnreadableFile
 from traces.formats import ROW_PATHS, STEP_ROLES_NEEDED, StepColumns, TraceColumns, recognise_steps, recognise_trace
-from traces.prefixes import output_limits, prefix_hashes, priorities
+from traces.prefixes import output_limits, prefix_hashes, priorities, words_of
 from traces.receipt import Dropped, Receipt
 from traces.requests import RequestTrace
 from traces.server_log import ENCODER, LogSteps, is_server_log, parse_server_log
@@ -108,6 +108,7 @@ def read_trace(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) 
         priority=priority,
         max_tokens=limits,
         prefix_hashes=hashes,
+        labels=tuple(words_of(table[name], name) for name in columns.labels),
         receipt=replace(checked.receipt, notices=notices),
     )
 

@@ -25,16 +25,33 @@ class PrefixHashes:
         self.offsets.flags.writeable = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """Words that a column has for n requests, such as model or tenant; a replay does not see them."""
+
+    name: str
+    """The column."""
+    words: tuple[str, ...]
+    """The different ones; "" where the file has none."""
+    codes: npt.NDArray[np.int32]
+    """(n,) position in `words`."""
+
+    def __post_init__(self) -> None:
+        self.codes.flags.writeable = False
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A part of a trace, in the order in which it is taken: spread, window, sample, rate."""
+    """A part of a trace, in the order in which it is taken: spread, window, words, sample, rate."""
 
     spread_seed: int | None = None
     """Seed of the spreading of coarse stamps; None = arrivals stay as they are."""
     window_s: tuple[float, float | None] | None = None
     """From when until when, seconds since the first arrival, the end excluded; None = all, an end of None = the end."""
+    keep: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """(column, words): only requests with one of these words, for every column named."""
     share: float = 1.0
-    """Share of the requests that is kept, above 0, at most 1."""
+    """Share of the requests that is kept, above 0, at most 1; whole sessions where the trace tells them."""
     sample_seed: int = 0
     """Seed of the sample."""
     rate: float = 1.0
@@ -65,6 +82,8 @@ class RequestTrace:
     """Which prompts share a prefix; None when the trace does not say."""
     receipt: Receipt | None = None
     """How the file was read; None for a trace that no file stands behind."""
+    labels: tuple[Labels, ...] = ()
+    """Columns by which requests can be chosen."""
     selection: Selection = WHOLE
     """Which part of the file this is."""
     digest: str = field(init=False)

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traces.errors import InputError
-from traces.requests import WHOLE, PrefixHashes, RequestTrace, Selection
+from traces.formats import SESSION_NAMES
+from traces.requests import WHOLE, Labels, PrefixHashes, RequestTrace, Selection
 
 Floats = npt.NDArray[np.float64]
 
@@ -19,7 +20,7 @@ COARSE_SPREAD = 1.5
 
 
 class EmptySelection(InputError):
-    """Nothing of the trace is left."""
+    """Nothing of the trace is left, or a column to choose by is not there."""
 
 
 def select(trace: RequestTrace, selection: Selection) -> RequestTrace:
@@ -39,8 +40,11 @@ def select(trace: RequestTrace, selection: Selection) -> RequestTrace:
     if selection.window_s is not None:
         from_s, until_s = selection.window_s
         which &= (arrival_s >= from_s) & (arrival_s < (np.inf if until_s is None else until_s))
+    for name, words in selection.keep:
+        labels = _labels_of(trace, name)
+        which &= np.isin(labels.codes, [code for code, word in enumerate(labels.words) if word in words])
     if selection.share < 1.0:
-        which &= np.random.default_rng([selection.sample_seed, 1]).random(len(trace)) < selection.share
+        which &= _sampled(trace, selection)
     if not which.any():
         name = "trace" if trace.receipt is None else trace.receipt.file_name
         raise EmptySelection(name, f"no request is left: {selection_sentence(selection)}. Widen the selection.")
@@ -54,6 +58,7 @@ def select(trace: RequestTrace, selection: Selection) -> RequestTrace:
         priority=None if trace.priority is None else trace.priority[which],
         max_tokens=None if trace.max_tokens is None else trace.max_tokens[which],
         prefix_hashes=None if trace.prefix_hashes is None else _hashes_of(trace.prefix_hashes, which),
+        labels=tuple(replace(labels, codes=labels.codes[which]) for labels in trace.labels),
         selection=selection,
     )
 
@@ -67,11 +72,17 @@ def selection_sentence(selection: Selection) -> str:
         from_s, until_s = selection.window_s
         end = "the end" if until_s is None else f"{until_s:,g} s after the first arrival"
         said.append(f"from {from_s:,g} s to {end}")
+    said += [f"{name} {' or '.join(words)}" for name, words in selection.keep]
     if selection.share < 1.0:
         said.append(f"a sample of {100 * selection.share:g} % (seed {selection.sample_seed})")
     if selection.rate != 1.0:
         said.append(f"{selection.rate:g} × the rate")
     return "; ".join(said) or "the whole trace"
+
+
+def sessions_of(trace: RequestTrace) -> Labels | None:
+    """The column that tells sessions apart; None when the trace has none."""
+    return next((labels for labels in trace.labels if labels.name.lower() in SESSION_NAMES), None)
 
 
 def stamp_step_s(arrival_s: Floats) -> float | None:
@@ -109,6 +120,26 @@ def dispersion(arrival_s: Floats, bin_s: float) -> float:
         return float("nan")
     count = np.bincount((arrival_s[arrival_s < num_bins * bin_s] // bin_s).astype(np.int64), minlength=num_bins)
     return float(count.var(ddof=1) / count.mean())
+
+
+def _labels_of(trace: RequestTrace, name: str) -> Labels:
+    """A column of words by its name."""
+    found = next((labels for labels in trace.labels if labels.name == name), None)
+    if found is None:
+        file_name = "trace" if trace.receipt is None else trace.receipt.file_name
+        known = ", ".join(repr(labels.name) for labels in trace.labels) or "none"
+        raise EmptySelection(file_name, f"there is no column {name!r} to choose by; there are: {known}.")
+    return found
+
+
+def _sampled(trace: RequestTrace, selection: Selection) -> npt.NDArray[np.bool_]:
+    """Which requests a sample keeps: all of a session or none, where sessions are known."""
+    rng = np.random.default_rng([selection.sample_seed, 1])
+    sessions = sessions_of(trace)
+    if sessions is None:
+        return rng.random(len(trace)) < selection.share
+    is_kept: npt.NDArray[np.bool_] = (rng.random(len(sessions.words)) < selection.share)[sessions.codes]
+    return is_kept
 
 
 def _spread(arrival_s: Floats, step_s: float, seed: int) -> Floats:

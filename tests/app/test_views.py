@@ -159,6 +159,14 @@ def test_a_part_without_requests_is_refused_and_the_last_one_stays() -> None:
     assert {metric.label: metric.value for metric in test.metric}["Requests"] == "3"
 
 
+def test_a_model_is_chosen_where_the_trace_tells_them_apart() -> None:
+    rows = b"arrival_s,prompt_tokens,output_tokens,model\n0.0,10,2,small\n1.0,20,3,large\n2.0,30,4,small\n"
+    test = upload(opened(), "models.csv", rows)
+    test.multiselect[0].set_value(["small"]).run()
+    assert {metric.label: metric.value for metric in test.metric}["Prompt tokens"] == "40"
+    assert "model small" in words(test)
+
+
 def test_a_slow_clock_is_seen_and_can_be_undone() -> None:
     rows = "".join(f"{tick * 3.0},{10 + k},5\n" for tick in range(50) for k in range(8))
     test = upload(opened(), "ticks.csv", f"arrival_s,prompt_tokens,output_tokens\n{rows}".encode())

@@ -319,3 +319,13 @@ def test_damaged_files_never_crash(name: str, where: float, patch: bytes) -> Non
     for damaged in (data[:cut], data[:cut] + patch + data[cut + len(patch) :], data[:cut] + patch):
         quiet(read_trace, damaged)
         quiet(read_steps, damaged)
+
+
+def test_columns_of_words_come_along_and_change_nothing_else() -> None:
+    rows = "arrival_s,prompt_tokens,output_tokens,Model,tenant\n0.0,10,2,a,x\n1.0,20,3,b,\n2.0,30,0,a,y\n"
+    trace = read_trace(rows.encode(), "words.csv")
+    plain = read_trace("\n".join(",".join(line.split(",")[:3]) for line in rows.split()).encode(), "plain.csv")
+    assert trace.digest == plain.digest
+    model, tenant = trace.labels
+    assert [model.words[code] for code in model.codes] == ["a", "b"]
+    assert [tenant.words[code] for code in tenant.codes] == ["x", ""]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,7 +8,7 @@ from shared import files
 
 from traces.answers import ReadAnswers
 from traces.read import read_trace
-from traces.requests import WHOLE, PrefixHashes, RequestTrace, Selection
+from traces.requests import WHOLE, Labels, PrefixHashes, RequestTrace, Selection
 from traces.selection import (
     EmptySelection,
     busiest_s,
@@ -65,6 +67,33 @@ def test_a_sample_is_the_same_every_time() -> None:
     assert part.digest == select(trace, Selection(share=0.3, sample_seed=4)).digest
     assert part.digest != select(trace, Selection(share=0.3, sample_seed=5)).digest
     assert 230 < len(part) < 370
+
+
+def labelled(num: int) -> RequestTrace:
+    """Two models in turn; sessions of ten requests."""
+    return replace(
+        made(np.arange(float(num))),
+        labels=(
+            Labels("model", ("small", "large"), (np.arange(num) % 2).astype(np.int32)),
+            Labels("session_id", tuple(f"s{k}" for k in range(num // 10)), (np.arange(num) // 10).astype(np.int32)),
+        ),
+    )
+
+
+def test_requests_are_chosen_by_their_words() -> None:
+    part = select(labelled(20), Selection(keep=(("model", ("large",)), ("session_id", ("s1",)))))
+    assert part.source_row.tolist() == [11, 13, 15, 17, 19]
+    assert part.labels[0].codes.tolist() == [1] * 5
+    assert selection_sentence(part.selection) == "model large; session_id s1"
+    with pytest.raises(EmptySelection, match="no column 'tenant'"):
+        select(labelled(20), Selection(keep=(("tenant", ("a",)),)))
+
+
+def test_a_session_is_sampled_whole() -> None:
+    part = select(labelled(2000), Selection(share=0.4))
+    _, count = np.unique(part.labels[1].codes, return_counts=True)
+    assert set(count.tolist()) == {10}
+    assert 60 < len(count) < 100
 
 
 def test_an_empty_selection_is_refused_in_words() -> None:

@@ -42,6 +42,7 @@ from traces.measured import MeasuredRequests, read_measured
 from traces.requests import RequestTrace, Selection
 from traces.selection import select
 from traces.steps import StepLog
+from traces.tables import Source
 from traces.workload import Workload, make_trace
 
 T = TypeVar("T")
@@ -67,12 +68,12 @@ HEAD_START_S = 3.0
 """How long the first page has the processor to itself."""
 
 
-def understand_trace(data: bytes, file_name: str, answers: ReadAnswers) -> RequestTrace | InputError:
+def understand_trace(data: Source, file_name: str, answers: ReadAnswers) -> RequestTrace | InputError:
     """The trace, or what stands against it."""
     return _outcome(lambda: read.read_trace(data, file_name, answers))
 
 
-def understand_steps(data: bytes, file_name: str, answers: ReadAnswers) -> StepLog | InputError:
+def understand_steps(data: Source, file_name: str, answers: ReadAnswers) -> StepLog | InputError:
     """The step log, or what stands against it."""
     return _outcome(lambda: read.read_steps(data, file_name, answers))
 
@@ -125,12 +126,14 @@ def fit_aligned(
     return _outcome(lambda: calibrate.fit_step_time(_log, alignment=_alignment))
 
 
-def understand_model(data: bytes, file_name: str, _: ReadAnswers) -> SavedModel | InputError:
+def understand_model(data: Source, file_name: str, _: ReadAnswers) -> SavedModel | InputError:
     """The saved step-time model, or what stands against it."""
-    return _outcome(lambda: read_model(data.decode("utf-8", errors="replace"), file_name))
+    assert isinstance(data, bytes)
+    text = data.decode("utf-8", errors="replace")
+    return _outcome(lambda: read_model(text, file_name))
 
 
-def understand_measured(data: bytes, file_name: str, answers: ReadAnswers) -> MeasuredRequests | InputError:
+def understand_measured(data: Source, file_name: str, answers: ReadAnswers) -> MeasuredRequests | InputError:
     """What was measured, or what stands against it."""
     return _outcome(lambda: read_measured(data, file_name, answers))
 

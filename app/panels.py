@@ -23,6 +23,7 @@ from traces.answers import ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer
 from traces.requests import WHOLE, RequestTrace
 from traces.selection import selection_sentence
+from traces.tables import Source
 from traces.write import to_parquet
 
 PAGES = {
@@ -162,7 +163,7 @@ def show_next(page: str, label: str) -> None:
 
 
 def show_reading(
-    reading: Reading[object], read: Callable[[bytes, str, ReadAnswers], object | InputError], name: str
+    reading: Reading[object], read: Callable[[Source, str, ReadAnswers], object | InputError], name: str
 ) -> None:
     """Faults and questions of an uploaded file; reads it again as soon as an answer changes."""
     fault = reading.fault
@@ -195,7 +196,7 @@ def show_problems(fault: BadData) -> None:
 
 
 def _offer_to_drop(
-    reading: Reading[object], read: Callable[[bytes, str, ReadAnswers], object | InputError], fault: BadData
+    reading: Reading[object], read: Callable[[Source, str, ReadAnswers], object | InputError], fault: BadData
 ) -> None:
     """Offer to leave bad rows out, where only rows are bad."""
     if reading.data is None or not all(problem.rows for problem in fault.problems):

@@ -19,6 +19,7 @@ from traces.errors import BadData, InputError, NeedsAnswer, Question, Unmapped
 from traces.measured import MeasuredRequests
 from traces.requests import WHOLE, RequestTrace, Selection
 from traces.steps import StepLog
+from traces.tables import Source
 
 T = TypeVar("T")
 
@@ -39,18 +40,18 @@ class Reading(Generic[T]):
     """What the user said."""
     file_name: str = ""
     """As the user named it."""
-    data: bytes | None = None
-    """The bytes, kept only while an answer can change what they mean."""
+    data: Source | None = None
+    """The bytes or the path, kept only while an answer can change what they mean."""
     num_uploads: int = 0
     """Names the uploader: a new name empties it, so that its copy of the bytes goes."""
 
-    def upload(self, data: bytes, file_name: str, read: Callable[[bytes, str, ReadAnswers], T | InputError]) -> None:
+    def upload(self, data: Source, file_name: str, read: Callable[[Source, str, ReadAnswers], T | InputError]) -> None:
         """Take a new file; whatever was known of the one before is gone."""
         self.file_name, self.questions, self.unmapped = file_name, (), None
         self.num_uploads += 1
         self._read(data, NO_ANSWERS, read)
 
-    def answer(self, answers: ReadAnswers, read: Callable[[bytes, str, ReadAnswers], T | InputError]) -> None:
+    def answer(self, answers: ReadAnswers, read: Callable[[Source, str, ReadAnswers], T | InputError]) -> None:
         """Read the same file again with more known about it."""
         assert self.data is not None
         self._read(self.data, answers, read)
@@ -61,7 +62,7 @@ class Reading(Generic[T]):
         self.file_name, self.data, self.unmapped = file_name, None, None
 
     def _read(
-        self, data: bytes, answers: ReadAnswers, read: Callable[[bytes, str, ReadAnswers], T | InputError]
+        self, data: Source, answers: ReadAnswers, read: Callable[[Source, str, ReadAnswers], T | InputError]
     ) -> None:
         """Read, and keep what came of it."""
         outcome = read(data, self.file_name, answers)
@@ -254,7 +255,7 @@ class Session:
         self.look, self.num_looks = name, self.num_looks + 1
         self.picked = self.picked if picked is None else picked
 
-    def upload_trace(self, data: bytes, file_name: str) -> None:
+    def upload_trace(self, data: Source, file_name: str) -> None:
         """Take a new trace; a file that says when tokens came is a measurement as well."""
         self.trace.upload(data, file_name, compute.understand_trace)
         self.selection = WHOLE

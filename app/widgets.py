@@ -49,6 +49,11 @@ def ask_file(label: str, forms: str, name: str) -> UploadedFile | None:
     return st.file_uploader(f"{label}: {forms}", key=name)
 
 
+def ask_shelf(names: tuple[str, ...], name: str) -> str | None:
+    """Ask for a file that lies on the server."""
+    return st.selectbox("Or a file on the server", names, index=None, placeholder="choose a file", key=name)
+
+
 def ask_answers(questions: tuple[Question, ...], answers: ReadAnswers, name: str) -> ReadAnswers:
     """Put every open question of a file, each reading with its consequence."""
     for question in questions:

@@ -532,6 +532,7 @@ def _add_part_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("part of the trace")
     group.add_argument("--from-s", type=_number, default=0.0, help="seconds since the first arrival")
     group.add_argument("--until-s", type=_number, help="likewise; not given = to the last arrival")
+    group.add_argument("--only", action="append", default=[], metavar="COLUMN=WORD", help="repeat it for more")
     group.add_argument("--sample", type=_number, default=100.0, help="percent of the requests, drawn at random")
     group.add_argument("--sample-seed", type=_count, default=0)
     group.add_argument("--rate", type=_number, default=1.0, help="times: 2 = the same requests in half the time")
@@ -572,9 +573,19 @@ def _selection(arguments: argparse.Namespace) -> Selection:
     from_s, until_s = arguments.from_s, arguments.until_s
     if arguments.rate <= 0 or not 0 < arguments.sample <= 100 or from_s < 0:
         raise BadPlan("command line", "--rate must be above 0, --sample above 0 and at most 100, --from-s not negative")
-    window_s = None if from_s == 0.0 and until_s is None else (from_s, until_s)
+    words: dict[str, list[str]] = {}
+    for one in arguments.only:
+        column, equals, word = one.partition("=")
+        if not equals:
+            raise BadPlan("command line", f"--only {one!r}: give COLUMN=WORD")
+        words.setdefault(column, []).append(word)
     return Selection(
-        arguments.spread_seed, window_s, arguments.sample / 100.0, arguments.sample_seed, rate=arguments.rate
+        spread_seed=arguments.spread_seed,
+        window_s=None if from_s == 0.0 and until_s is None else (from_s, until_s),
+        keep=tuple((column, tuple(chosen)) for column, chosen in words.items()),
+        share=arguments.sample / 100.0,
+        sample_seed=arguments.sample_seed,
+        rate=arguments.rate,
     )
 
 

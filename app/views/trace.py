@@ -4,6 +4,7 @@ import streamlit as st
 
 from app import compute, frames, panels, state, widgets
 from app.figures import requests
+from app.shelf import shelf
 from planner.step_time import step_time_of
 from traces.selection import EmptySelection, busiest_s
 from traces.workload import workload_faults
@@ -31,6 +32,12 @@ if upload is not None:
     with st.spinner(f"Reading {upload.name} …"):
         session.upload_trace(upload.getvalue(), upload.name)
     st.rerun()
+if (lying := shelf()) is not None:
+    chosen = widgets.ask_shelf(lying.names(), f"shelf_{reading.num_uploads}")
+    if chosen is not None:
+        with st.spinner(f"Reading {chosen} …"):
+            session.upload_trace(lying.open(chosen), chosen)
+        st.rerun()
 panels.show_reading(reading, compute.understand_trace, "trace")
 
 with st.expander("No trace? Make up traffic"):

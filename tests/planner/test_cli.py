@@ -413,7 +413,7 @@ def test_a_part_of_the_trace_is_planned_for_and_the_plan_says_so(capsys, tmp_pat
     assert code == 0
     selection = json.loads(plan.read_text())["trace"]["selection"]
     assert selection == {
-        "window_s": [60.0, 120.0], "rate": 2.0, "share": 0.5, "sample_seed": 0, "spread_seed": None,
+        "keep": [], "window_s": [60.0, 120.0], "rate": 2.0, "share": 0.5, "sample_seed": 0, "spread_seed": None,
     }  # fmt: skip
     code, out, _ = run(capsys, "export", plan, "--as", "trace", "--trace", TRACE_SAMPLE)
     assert code == 0
@@ -421,3 +421,15 @@ def test_a_part_of_the_trace_is_planned_for_and_the_plan_says_so(capsys, tmp_pat
 
     assert run(capsys, "replay", TRACE_SAMPLE, "--from-s", "1e6")[:2] == (2, "")
     assert run(capsys, "replay", TRACE_SAMPLE, "--rate", "0")[:2] == (2, "")
+
+
+def test_requests_are_chosen_by_words(capsys, tmp_path):
+    trace = tmp_path / "models.csv"
+    trace.write_text(
+        "arrival_s,prompt_tokens,output_tokens,model\n0,10,2,small\n1,20,3,large\n2,30,4,small\n3,9,9,tiny\n"
+    )
+    code, out, _ = run(capsys, "replay", trace, "--json", "--only", "model=small", "--only", "model=tiny")
+    assert (code, json.loads(out)["requests"]) == (0, 3)
+    code, out, err = run(capsys, "replay", trace, "--only", "tenant=a")
+    assert (code, out) == (2, "")
+    assert "no column 'tenant' to choose by; there are: 'model'" in err

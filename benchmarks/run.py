@@ -1,7 +1,8 @@
 """What a replay costs, beside the naive model in the same run: `make bench`.
 
-Prints one JSON object. Ratios carry over between machines; absolute figures belong to the machine named in it. Every
-figure is the best of several runs, because other work on the machine can only add to it.
+Prints one JSON object. Ratios carry over between machines; absolute figures belong to the machine named in it. Time is
+processor time of one thread, the best of several runs, because other work on the machine can only add to it; two
+threads against one are wall time, which means something on an idle machine only.
 """
 
 import json
@@ -21,7 +22,7 @@ import numpy as np
 
 from planner.candidates import evaluate
 from planner.engine_config import EngineConfig
-from planner.replay import NO_LIMIT, Replay, replay, warm_up
+from planner.replay import NO_LIMIT, replay, warm_up
 from planner.slo import Slo
 from planner.step_time import StepTime
 from traces.requests import PrefixHashes, RequestTrace
@@ -65,20 +66,14 @@ def shared_prefixes(prompt_tokens: np.ndarray, head: np.ndarray) -> PrefixHashes
     )
 
 
-def best(work: Callable[[], Any], num_runs: int = NUM_RUNS) -> float:
-    """Shortest wall time of some runs, seconds."""
+def best(work: Callable[[], Any], clock: Callable[[], float] = time.thread_time, num_runs: int = NUM_RUNS) -> float:
+    """Shortest time of some runs, seconds."""
     seconds = []
     for _ in range(num_runs):
-        started = time.perf_counter()
+        started = clock()
         work()
-        seconds.append(time.perf_counter() - started)
+        seconds.append(clock() - started)
     return min(seconds)
-
-
-def fastest(trace: RequestTrace, config: EngineConfig, num_runs: int = NUM_RUNS) -> Replay:
-    """The replay whose kernel took least time."""
-    runs = (replay(trace, config, STEP_TIME, keeps_steps=False) for _ in range(num_runs))
-    return min(runs, key=lambda run: run.kernel_seconds)
 
 
 def rates(num_requests: int, num_tokens: int, num_steps: int, seconds: float) -> dict[str, float]:
@@ -91,9 +86,10 @@ def rates(num_requests: int, num_tokens: int, num_steps: int, seconds: float) ->
 
 
 def kernel_rates(trace: RequestTrace, config: EngineConfig) -> dict[str, float]:
-    """The best of some replays; the laying out of rows and block keys is part of it."""
-    run = fastest(trace, config)
-    found = rates(len(trace), int(run.num_outputs.sum()), run.totals.num_steps, run.kernel_seconds)
+    """The best of some replays, from the trace to the times of every request."""
+    run = replay(trace, config, STEP_TIME, keeps_steps=False)
+    seconds = best(lambda: replay(trace, config, STEP_TIME, keeps_steps=False))
+    found = rates(len(trace), int(run.num_outputs.sum()), run.totals.num_steps, seconds)
     decodes_per_step = run.totals.num_decodes / run.totals.num_decoding_steps
     return found | {"mean_decodes": decodes_per_step, "preemptions": int(run.num_preemptions.sum())}
 
@@ -133,9 +129,9 @@ def naive_rates(trace: RequestTrace, config: EngineConfig, caches: bool) -> dict
     def step_ns(num_seqs: int, prefill_tokens: int, *_: float) -> int:
         return STEP_TIME.base_ns + STEP_TIME.per_seq_ns * num_seqs + STEP_TIME.per_prefill_token_ns * prefill_tokens
 
-    started = time.perf_counter()
+    started = time.thread_time()
     result = Engine(requests, scheduler, step_ns, max_steps=10**9, id_block_tokens=ID_TOKENS).run()
-    seconds = time.perf_counter() - started
+    seconds = time.thread_time() - started
     num_tokens = sum(len(steps) for steps in result["token_step"])
     return rates(len(requests), num_tokens, len(result["steps"]), seconds)
 
@@ -154,11 +150,12 @@ def beside_the_naive_model() -> dict[str, Any]:
 
 
 def of_size(num_requests: int) -> dict[str, float]:
-    """Cost of the reference workload at some length, and the peak memory of this process."""
+    """Processor time of the reference workload at some length, and the peak memory of this process."""
     warm_up()
-    run = fastest(workload(num_requests, WORKLOADS["reference"][0]), CONFIG, num_runs=3)
+    trace = workload(num_requests, WORKLOADS["reference"][0])
+    seconds = best(lambda: replay(trace, CONFIG, STEP_TIME, keeps_steps=False), num_runs=3)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"kernel_seconds": run.kernel_seconds, "steps": run.totals.num_steps, "peak_memory_mb": peak_mb}
+    return {"cpu_seconds": seconds, "requests_per_s": num_requests / seconds, "peak_memory_mb": peak_mb}
 
 
 def growth_with_length() -> dict[str, Any]:
@@ -168,7 +165,7 @@ def growth_with_length() -> dict[str, Any]:
     for num_requests in (10_000, 100_000, 1_000_000):
         answer = subprocess.run([*command, str(num_requests)], capture_output=True, text=True, check=True)
         sizes[f"{num_requests}"] = json.loads(answer.stdout)
-    sizes["1000000 over 100000"] = sizes["1000000"]["kernel_seconds"] / sizes["100000"]["kernel_seconds"]
+    sizes["1000000 over 100000"] = sizes["1000000"]["cpu_seconds"] / sizes["100000"]["cpu_seconds"]
     return sizes
 
 
@@ -190,7 +187,7 @@ def thread_scaling(num_candidates: int = 16) -> dict[str, float]:
         with ThreadPoolExecutor(num_threads) as threads:
             list(threads.map(lambda config: evaluate(trace, config, STEP_TIME, Slo(itl_s=0.05)), configs))
 
-    one, two = best(lambda: search(1), 3), best(lambda: search(2), 3)
+    one, two = best(lambda: search(1), time.perf_counter, 3), best(lambda: search(2), time.perf_counter, 3)
     return {"one_thread_s": one, "two_threads_s": two, "speed_up": one / two}
 
 
@@ -200,7 +197,12 @@ def main() -> None:
         print(json.dumps(of_size(int(sys.argv[1]))))
         return
     warm_up()
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    machine = {
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "load_before": os.getloadavg()[0],
+    }
     results = {
         "machine": machine,
         "workloads": beside_the_naive_model(),

@@ -304,7 +304,8 @@ def replay(
     # What a step may add; then what has become too small is made larger, and the loop goes on.
     room = np.array([int(keeps_steps), 1, 1, most_per_step, (5 * cap + most_per_step + 1) * (len(windows) > 0)])
     # The steps must be a power of two, as `step_row` wants it.
-    steps, peaks, shared = np.empty(1024 if keeps_steps else 4, STEP), np.empty(1024, PEAK), np.empty(1024, SHARED_GAP)
+    steps, peaks = np.empty(1024 if keeps_steps else 4, STEP), np.empty(1024, PEAK)
+    shared = np.empty(1024 + 3 * len(requests), SHARED_GAP)  # most often enough; memory not touched costs nothing
     gaps, events = np.empty(1024 + most_per_step, GAP), np.empty(2 * int(room[4]), EVENT)
     while True:
         outcome = run(

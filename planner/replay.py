@@ -182,6 +182,8 @@ def replay(
 
     def spread(values: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
         """Per-request values of the replayed requests at their place in the trace."""
+        if len(index) == len(trace):
+            return np.ascontiguousarray(values)
         whole = np.full(len(trace), missing, values.dtype)
         whole[index] = values
         return whole

@@ -234,6 +234,27 @@ def test_sleep_changes_nothing(scenario, step_time, longer):
     same_bytes(one_by_one, asleep)
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize(("num_blocks", "caches", "budget"), [(5_000, False, 512), (300, False, 300), (300, True, 64)])
+def test_sleep_changes_nothing_in_traffic(is_async, num_blocks, caches, budget):
+    """Batches of dozens, chunked prompts, and a pool that runs short again and again."""
+    rng = np.random.default_rng(3)
+    lengths = zip(
+        np.cumsum(rng.exponential(5e7, 250)), rng.integers(1, 900, 250), rng.integers(1, 300, 250), strict=True
+    )
+    requests = [
+        {"arrival_ns": int(a), "prompt": int(p), "out": int(o), "max_tokens": int(o) + i % 2, "ids": [i % 3] * (i % 30)}
+        for i, (a, p, o) in enumerate(lengths)
+    ]
+    config = BASIC | {"max_num_batched_tokens": budget, "max_num_seqs": 48, "num_blocks": num_blocks, "block_size": 16}
+    config |= {"async_scheduling": is_async, "enable_prefix_caching": caches}
+    step_time = StepTime(8_000_000, 60_000, 20_000, 0.0, 3.25)
+    one_by_one = run_kernel(requests, config, step_time)
+    same_bytes(one_by_one, run_kernel(requests, config, step_time, windows=()))
+    assert one_by_one["outcome"] == "done"
+    assert (sum(one_by_one["preemptions"]) > 0) == (num_blocks == 300)
+
+
 def test_a_first_token_in_the_first_steps_is_no_gap():
     """One token a step: the step that brings the first token looks like a decode."""
     requests = [{"arrival_ns": 0, "prompt": 2, "out": 3}]

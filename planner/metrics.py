@@ -91,8 +91,14 @@ def itl_within(run: Replay, window_ns: tuple[int, int]) -> Distribution:
 
 def _counted(gap_ns: npt.NDArray[np.int64], weight: npt.NDArray[np.int64]) -> Distribution:
     """Equal gaps together."""
-    order = np.argsort(gap_ns)
-    gap_ns, weight = gap_ns[order], weight[order]
+    bits = int(weight.max(initial=0)).bit_length()
+    if int(gap_ns.max(initial=0)).bit_length() + bits < 64:
+        # Both in one number: numpy sorts numbers ten times as fast as it finds an order, and sums need no order.
+        both = np.sort(gap_ns << bits | weight)
+        gap_ns, weight = both >> bits, both & ((1 << bits) - 1)
+    else:
+        order = np.argsort(gap_ns)
+        gap_ns, weight = gap_ns[order], weight[order]
     first = np.flatnonzero(np.diff(gap_ns, prepend=-1))
     return Distribution(gap_ns[first] / 1e9, np.add.reduceat(weight, first) if len(first) else weight)
 

@@ -176,3 +176,15 @@ def test_overload_is_called_unstable_and_a_light_load_is_not():
     heavy = metrics.summarise(replay(chat_trace(400, rate_rps=20.0), SYNC, step_time), 0.1)
     assert not light.is_unstable
     assert heavy.is_unstable
+
+
+@pytest.mark.parametrize("longest_ns", [3, 1 << 40, 1 << 61])
+def test_equal_gaps_are_counted_together_however_long(longest_ns):
+    """Gap and count are sorted as one number while both fit; those that do not are sorted by an order. By hand."""
+    run = replay(trace_of((0.0, 20, 3)), SYNC, TEN_MS_PLUS_ONE_PER_TOKEN)
+    shared = np.array([(longest_ns, 5), (1, 300), (2, 4), (1, 1)], [("gap_ns", np.int64), ("count", np.int64)])
+    listed = np.zeros(2, run.gaps.dtype)
+    listed["gap_ns"] = 2, longest_ns
+    gaps = metrics.itl(replace(run, shared_gaps=shared, gaps=listed))
+    assert gaps.value_s.tolist() == [1e-9, 2e-9, longest_ns / 1e9]
+    assert gaps.count.tolist() == [301, 5, 6]

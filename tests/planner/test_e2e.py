@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -111,11 +111,8 @@ def within(log: StepLog, num_kv_tokens: int) -> StepLog:
     assert log.kv_decode_tokens is not None
     assert log.kv_prefill_tokens is not None
     which = log.kv_decode_tokens + log.kv_prefill_tokens <= num_kv_tokens
-    names = (
-        "step_s", "num_prefill_reqs", "prefill_tokens", "num_decode_reqs", "source_row", "kv_decode_tokens",
-        "prefill_attention", "kv_prefill_tokens",
-    )  # fmt: skip
-    return replace(log, **{name: getattr(log, name)[which] for name in names})
+    arrays = {field.name: getattr(log, field.name) for field in fields(StepLog) if field.init}
+    return replace(log, **{name: one[which] for name, one in arrays.items() if isinstance(one, np.ndarray)})
 
 
 def without_prefill(scheduled_s: Floats, first_s: Floats, num_seconds: int) -> npt.NDArray[np.bool_]:

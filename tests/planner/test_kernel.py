@@ -255,6 +255,18 @@ def test_sleep_changes_nothing_in_traffic(is_async, num_blocks, caches, budget):
     assert (sum(one_by_one["preemptions"]) > 0) == (num_blocks == 300)
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_prompt_that_takes_the_budget_wakes_those_behind_it(is_async):
+    """The adaptive cap grows as requests finish, beyond a budget that is smaller than what it is computed from."""
+    requests = [{"arrival_ns": 0, "prompt": 200, "out": 5}]
+    requests += [{"arrival_ns": 0, "prompt": 1, "out": out} for out in (8, 30, 30, 30)]
+    config = BASIC | {"max_num_batched_tokens": 40, "max_num_scheduled_tokens": 10, "async_scheduling": is_async}
+    config |= {"long_prefill_token_threshold": 1, "long_prefill_token_threshold_adaptive": True}
+    one_by_one = run_kernel(requests, config, StepTime(1000, 10, 10))
+    same_bytes(one_by_one, run_kernel(requests, config, StepTime(1000, 10, 10), windows=()))
+    assert [0, 10] in [entry for batch in one_by_one["steps"]["batch"] for entry in batch], "nobody else is served"
+
+
 def test_a_first_token_in_the_first_steps_is_no_gap():
     """One token a step: the step that brings the first token looks like a decode."""
     requests = [{"arrival_ns": 0, "prompt": 2, "out": 3}]

@@ -83,7 +83,7 @@ def understand_plan(data: bytes, file_name: str) -> SavedPlan | InputError:
     return _outcome(lambda: read_plan(data.decode("utf-8", "replace"), file_name))
 
 
-@st.cache_resource(max_entries=16, show_spinner=False)
+@st.cache_resource(max_entries=4, show_spinner=False, scope="session")
 def take_part(trace_digest: str, selection: Selection, _trace: RequestTrace) -> RequestTrace:
     """The part of a trace that is planned for; what leaves nothing is not offered by the page."""
     return select(_trace, selection)
@@ -326,6 +326,7 @@ class Setting:
 
 @st.cache_resource(
     max_entries=6,
+    scope="session",
     show_spinner="Replaying … (the first replay of an installation compiles the scheduler, about half a minute)",
 )
 def replayed(setting: Setting, _trace: RequestTrace) -> Replay:

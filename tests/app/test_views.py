@@ -564,3 +564,20 @@ def test_cancel_keeps_the_last_result() -> None:
     assert "Cancelled." in words(test)
     assert "These results belong to other inputs" in words(test)
     assert not test.exception
+
+
+def test_a_file_of_the_same_name_with_other_content_is_another_file() -> None:
+    test = upload(opened(), "trace.csv", b"arrival_s,prompt_tokens,output_tokens\n0,10,2\n1,20,3\n")
+    assert {metric.label: metric.value for metric in test.metric}["Prompt tokens"] == "30"
+    next(widget for widget in test.number_input if widget.label == "Until, s").set_value(0.5).run()
+    upload(test, "trace.csv", b"arrival_s,prompt_tokens,output_tokens\n0,11,2\n1,21,3\n")
+    assert {metric.label: metric.value for metric in test.metric}["Prompt tokens"] == "32"
+
+
+def test_two_sessions_see_their_own_files_only() -> None:
+    first = upload(opened(), "trace.csv", b"arrival_s,prompt_tokens,output_tokens\n0,10,2\n1,20,3\n")
+    second = upload(opened(), "trace.csv", b"arrival_s,prompt_tokens,output_tokens\n0,100,2\n1,200,3\n")
+    for test, tokens in ((first.run(), "30"), (second.run(), "300")):
+        assert {metric.label: metric.value for metric in test.metric}["Prompt tokens"] == tokens
+        assert "Run the example" not in [button.label for button in test.button]
+    assert "none yet" in words(opened())

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
+from app import frames
+from app.figures import requests
 from planner import align, calibrate, search
 from planner.align import Alignment
 from planner.candidates import Candidate
@@ -40,7 +44,7 @@ from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import InputError
 from traces.measured import MeasuredRequests, read_measured
 from traces.requests import RequestTrace, Selection
-from traces.selection import select
+from traces.selection import select, stamp_step_s
 from traces.steps import StepLog
 from traces.tables import Source
 from traces.workload import Workload, make_trace
@@ -87,6 +91,24 @@ def understand_plan(data: bytes, file_name: str) -> SavedPlan | InputError:
 def take_part(trace_digest: str, selection: Selection, _trace: RequestTrace) -> RequestTrace:
     """The part of a trace that is planned for; what leaves nothing is not offered by the page."""
     return select(_trace, selection)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False, scope="session")
+def traffic_figures(trace_digest: str, _trace: RequestTrace) -> tuple[go.Figure, go.Figure, go.Figure]:
+    """Lengths, lengths together, burstiness: a second's work for millions of requests."""
+    return requests.token_lengths(_trace), requests.joint_lengths(_trace), requests.burstiness(_trace)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False, scope="session")
+def clock_step_s(trace_digest: str, _trace: RequestTrace) -> float | None:
+    """How coarse the clock of a trace is."""
+    return stamp_step_s(_trace.arrival_s)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False, scope="session")
+def token_sums(trace_digest: str, _trace: RequestTrace) -> pd.DataFrame:
+    """Sums and percentiles of a trace."""
+    return frames.token_sums(_trace)
 
 
 def make_up(workload: Workload) -> RequestTrace | str:

@@ -22,7 +22,7 @@ from planner.step_time import StepTime
 from traces.answers import ReadAnswers
 from traces.errors import Question, Unmapped
 from traces.requests import RequestTrace, Selection
-from traces.selection import sessions_of, stamp_step_s
+from traces.selection import sessions_of
 from traces.steps import ServerFacts
 from traces.workload import PRESETS, Lengths, Workload
 
@@ -174,7 +174,7 @@ def ask_num_kv_tokens(facts: ServerFacts, name: str) -> int | None:
     )
 
 
-def ask_part(selection: Selection, trace: RequestTrace, num_windows: int) -> Selection:
+def ask_part(selection: Selection, trace: RequestTrace, clock_step_s: float | None, num_windows: int) -> Selection:
     """Ask which part of a trace is to be planned for, and how it is to be changed.
 
     Parameters
@@ -183,6 +183,8 @@ def ask_part(selection: Selection, trace: RequestTrace, num_windows: int) -> Sel
         As chosen so far; its window is filled in.
     trace : RequestTrace
         The whole one.
+    clock_step_s : float, optional
+        How coarse its clock is, where it makes bursts.
     num_windows : int
         Names the question for the window; another one's answer is another widget's.
     """
@@ -250,9 +252,9 @@ def ask_part(selection: Selection, trace: RequestTrace, num_windows: int) -> Sel
         if words:
             kept.append((labels.name, tuple(words)))
     spread_seed = None
-    if (step_s := stamp_step_s(trace.arrival_s)) is not None:
+    if clock_step_s is not None:
         is_spread = st.toggle(
-            f"Spread arrivals that share a stamp over the {step_s:.3g} s until the next",
+            f"Spread arrivals that share a stamp over the {clock_step_s:.3g} s until the next",
             key=f"part_spread_{name}",
             persist_state="session",
             help="These stamps come from a clock that ticks slowly: unspread, they make bursts that never were.",

@@ -64,7 +64,7 @@ if trace.receipt is not None:
 facts, sums = st.columns([3, 2], gap="large")
 if trace.receipt is not None:
     facts.table(frames.receipt_of_trace(trace, trace.receipt), border="horizontal", hide_header=True)
-sums.table(frames.token_sums(trace), border="horizontal")
+sums.table(compute.token_sums(trace.digest, _trace=trace), border="horizontal")
 
 # Choose a part
 st.subheader("Which part do you plan for?")
@@ -85,7 +85,9 @@ with st.container(horizontal=True):
     if session.selection.window_s is not None and st.button("All of it", icon=":material/close:"):
         session.choose_window(None)
         st.rerun()
-selection = widgets.ask_part(session.selection, trace, session.num_windows)
+selection = widgets.ask_part(
+    session.selection, trace, compute.clock_step_s(trace.digest, _trace=trace), session.num_windows
+)
 if selection != session.selection:
     try:
         compute.take_part(trace.digest, selection, _trace=trace)
@@ -102,8 +104,8 @@ numbers = frames.traffic_numbers(traffic, None if session.model is None else ste
 for column, (label, value, about) in zip(st.columns(len(numbers)), numbers, strict=True):
     column.metric(label, value, help=about)
 lengths, joint, bursts = st.columns(3, gap="large")
-lengths.plotly_chart(requests.token_lengths(traffic), key="token_lengths")
-joint.plotly_chart(requests.joint_lengths(traffic), key="joint_lengths")
-bursts.plotly_chart(requests.burstiness(traffic), key="burstiness")
+figures = compute.traffic_figures(traffic.digest, _trace=traffic)
+for column, name, figure in zip((lengths, joint, bursts), ("lengths", "joint", "bursts"), figures, strict=True):
+    column.plotly_chart(figure, key=name)
 panels.offer_traffic(traffic)
 panels.show_next("calibration", "Next: calibrate step times")

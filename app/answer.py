@@ -13,9 +13,10 @@ from planner.command import serve_command
 from planner.export import provenance
 from planner.measured import trust_sentence
 from planner.plan_file import Words
-from planner.search import NUM_DRAWS, Recommendation
+from planner.search import Recommendation
 from planner.verdict import (
     binding_constraint,
+    confidence_sentences,
     flags_in_words,
     no_op_flags,
     not_simulated,
@@ -77,15 +78,7 @@ def show_sentence(words: Words) -> None:
 
 def _show_confidence(plan: Recommendation) -> None:
     """Say how sure the verdict is."""
-    if plan.probability_met is not None:
-        sure = (
-            f"Probability that the targets are met, under the model's uncertainty: **{percent(plan.probability_met)}** "
-            f"({NUM_DRAWS} draws of the fitted coefficients)."
-        )
-    elif plan.best is not None:
-        sure = "How probable that is, is not known: coefficients given by hand have no interval."
-    else:
-        sure = "Of the closest setting:"
+    sure = " ".join(confidence_sentences(plan)) or "Of the closest setting:"
     summary = plan.closest.summary
     st.markdown(
         f"{sure} The worst gap of any request is {seconds(summary.itl.max_s)}; "

@@ -43,6 +43,7 @@ from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_mod
 from planner.verdict import (
     binding_constraint,
     capacity_sentence,
+    confidence_sentences,
     curve_sentence,
     no_op_flags,
     not_simulated,
@@ -901,8 +902,8 @@ def _say_remedies(calibration: StepTimeFit | UnfitStepLog) -> None:
 def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
     """The answer, for people; `today` where a log states what really runs today."""
     print(verdict(plan).sentence)
-    if plan.probability_met is not None:
-        print(f"Met under {100 * plan.probability_met:.0f} % of the draws of the fitted coefficients.")
+    for sentence in confidence_sentences(plan):
+        print(sentence)
     if plan.best is not None:
         if today is not None:
             print(f"\nChange these flags of today's command:\n{serve_command(plan.best.engine_config, today)}")

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.candidates import Candidate, Reason, Rejection, evaluate
+from planner.confidence import Confidence, can_resample, evaluate_draw, nearness, odds
 from planner.engine_config import EngineConfig, changed_flags, flag_faults
 from planner.errors import Cancelled
 from planner.executors import somewhere
 from planner.kernel import step_ns
 from planner.replay import Replay, replay, requests_that_never_run
 from planner.slo import Slo
-from planner.step_time import Covered, Model, StepTime, step_time_from_seconds, step_time_of
+from planner.step_time import Covered, Model, SavedModel, StepTime, StepTimeFit, step_time_from_seconds, step_time_of
 from traces.requests import RequestTrace
 
 HOPELESS_LOAD = 1.1
@@ -24,7 +25,11 @@ HOPELESS_LOAD = 1.1
 LOOK_S = 0.2
 """How long the search waits before it looks whether it was cancelled."""
 NUM_DRAWS = 20
-"""Draws of the coefficients under which the winner is judged again."""
+"""Draws of the coefficients, and of the traffic, under which a choice is judged again."""
+GIVES_UP = 0.1
+"""Share of the objective that is given up, at most, for a choice whose targets hold more often."""
+NUM_RUNNERS_UP = 2
+"""Settings that are judged again beside the best by the objective."""
 SEARCHED = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
 """The flags that are chosen; everything else of the context is fixed."""
 
@@ -96,6 +101,8 @@ class Recommendation:
     """Digest of the trace replayed."""
     num_replays: int
     """Replays run; candidates whose flags provably cannot act share one."""
+    finalists: tuple[Confidence, ...] = ()
+    """What was judged again, the best by the objective first; runners-up only where that one does not always hold."""
 
 
 Progress = Callable[[int, int, Candidate | None], None]
@@ -116,6 +123,11 @@ def recommend(
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Recommendation:
     """Find the flags that meet `slo` on `trace` and are best by `objective`.
+
+    The best is judged again under draws of the coefficients and of the traffic. Where it does not hold in all of them,
+    so are the `NUM_RUNNERS_UP` that stay farthest from the limits among those that come within `GIVES_UP` of it by the
+    objective, under the same draws; the choice is the one that holds most often, of equals the best by the objective.
+    With `Objective.PARETO` the choice is for people, and only judged.
 
     Parameters
     ----------
@@ -162,9 +174,10 @@ def recommend(
         fitting = [c for c in candidates if c.meets]
         front = pareto_front(fitting)
         eligible = front if objective is Objective.PARETO else fitting
-        best = min(eligible, key=lambda c: _rank(c, objective, today)) if eligible else None
+        ranked = sorted(eligible, key=lambda c: _rank(c, objective, today))
+        num_replays = replays.num_done
+        best, finalists = replays.choose(model, ranked, objective)
         closest = best or min(candidates, key=lambda c: _distance(c))
-        probability = replays.probability_met(model, best) if best else None
     share = None
     if covered is not None:
         share = extrapolated_share(replay(trace, closest.engine_config, step_time), covered)
@@ -174,11 +187,15 @@ def recommend(
         today=now,
         vllm_default=replays.known[usual],
         candidates=candidates,
-        losers=tuple((c, _rejection(c, best, objective, slo, c in front)) for c in candidates if c is not best),
+        losers=tuple(
+            (c, _surer(c, best, ranked, finalists, slo) or _rejection(c, best, objective, slo, c in front))
+            for c in candidates
+            if c is not best
+        ),
         closed_form_budget=budget,
         typical_decode_s=decode_s,
         typical_num_seqs=num_seqs,
-        probability_met=probability,
+        probability_met=next((f.step_times for f in finalists if best and f.engine_config == best.engine_config), None),
         extrapolated_share=share,
         slo=slo,
         objective=objective,
@@ -187,7 +204,8 @@ def recommend(
         step_time=step_time,
         model_source="coefficients given by hand" if isinstance(model, StepTime) else model.source,
         trace_digest=trace.digest,
-        num_replays=replays.num_done,
+        num_replays=num_replays,
+        finalists=finalists,
     )
 
 
@@ -420,23 +438,68 @@ class _Replays:
                 return True
         return False
 
-    def probability_met(self, model: Model, best: Candidate) -> float | None:
-        """Share of joint draws of the coefficients under which `best` still meets every target."""
-        if isinstance(model, StepTime) or len(model.draws) == 0:
-            return None
-        draws = model.draws[np.linspace(0, len(model.draws) - 1, NUM_DRAWS).astype(int)]
+    def choose(
+        self, model: Model, ranked: list[Candidate], objective: Objective
+    ) -> tuple[Candidate | None, tuple[Confidence, ...]]:
+        """The choice among settings that meet every target, best by the objective first, and how sure each is."""
+        step_times = None if isinstance(model, StepTime) or len(model.draws) == 0 else self.drawn_step_times(model)
+        seeds = tuple(range(NUM_DRAWS)) if can_resample(self.trace) else None
+        if not ranked or (step_times is None and seeds is None):
+            return (ranked[0] if ranked else None), ()
+        judged = [ranked[0]]
+        found = [Confidence(c.engine_config, *odds(self.draw(c, step_times, seeds), self.slo)) for c in judged]
+        if found[0].together < 1.0 and objective is not Objective.PARETO:
+            judged += _runners_up(ranked, objective, self.slo)
+            found += [Confidence(c.engine_config, *odds(self.draw(c, step_times, seeds), self.slo)) for c in judged[1:]]
+        place = max(range(len(judged)), key=lambda i: (found[i].together, -i))
+        found[place] = self.alone(found[place], judged[place], step_times, seeds)
+        return judged[place], tuple(found)
+
+    def alone(
+        self,
+        sure: Confidence,
+        candidate: Candidate,
+        step_times: tuple[StepTime, ...] | None,
+        seeds: tuple[int, ...] | None,
+    ) -> Confidence:
+        """The choice under each of the two by itself as well; where only one is known, that was judged already."""
+        if step_times is None:
+            return replace(sure, traffic=sure.together)
+        if seeds is None:
+            return replace(sure, step_times=sure.together)
+        return replace(
+            sure,
+            step_times=odds(self.draw(candidate, step_times, None), self.slo)[0],
+            traffic=odds(self.draw(candidate, None, seeds), self.slo)[0],
+        )
+
+    def drawn_step_times(self, model: StepTimeFit | SavedModel) -> tuple[StepTime, ...]:
+        """Coefficients from all over the joint sample."""
+        rows = np.linspace(0, len(model.draws) - 1, NUM_DRAWS).astype(int)
+        return tuple(step_time_from_seconds(draw) for draw in model.draws[rows])
+
+    def draw(
+        self, candidate: Candidate, step_times: tuple[StepTime, ...] | None, seeds: tuple[int, ...] | None
+    ) -> list[Candidate]:
+        """The setting under each draw; of None, what is known."""
         futures = [
             self.executor.submit(
-                evaluate,
+                evaluate_draw,
                 self.trace,
-                best.engine_config,
-                step_time_from_seconds(draw),
+                candidate.engine_config,
+                self.step_time if step_times is None else step_times[i],
                 self.slo,
+                None if seeds is None else seeds[i],
                 self.cancel,
             )
-            for draw in draws
+            for i in range(NUM_DRAWS)
         ]
-        return sum(future.result().meets for future in self.as_completed(futures)) / len(futures)
+        self.num_planned += NUM_DRAWS
+        for _ in self.as_completed(futures):
+            self.num_done += 1
+            if self.on_progress is not None:
+                self.on_progress(self.num_done, self.num_planned, candidate)
+        return [future.result() for future in futures]
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -466,6 +529,46 @@ def _rank(candidate: Candidate, objective: Objective, today: EngineConfig) -> tu
         Objective.PARETO: (num_changes, *ttft),
     }[objective]
     return (*first, summary.itl_at_percentile_s, num_changes, *_order(candidate.engine_config))
+
+
+def _runners_up(ranked: list[Candidate], objective: Objective, slo: Slo) -> list[Candidate]:
+    """Those farthest from the limits that give up little of the objective; of settings that act alike, the first."""
+    best = _measure(ranked[0], objective)
+    different = {_behaviour(c): c for c in ranked[::-1]}
+    near = [c for c in different.values() if _measure(c, objective) <= best + GIVES_UP * abs(best)]
+    farthest = sorted((c for c in near if c is not ranked[0]), key=lambda c: (nearness(c, slo), ranked.index(c)))
+    return sorted(farthest[:NUM_RUNNERS_UP], key=ranked.index)
+
+
+def _behaviour(candidate: Candidate) -> tuple[object, ...]:
+    """What settings have in common that act alike on the trace."""
+    summary = candidate.summary
+    return summary.itl, summary.ttft, summary.e2e, summary.output_tokens_per_s
+
+
+def _measure(candidate: Candidate, objective: Objective) -> float:
+    """What the objective wants small."""
+    return _rank(candidate, objective, candidate.engine_config)[0]
+
+
+def _surer(
+    candidate: Candidate,
+    best: Candidate | None,
+    ranked: list[Candidate],
+    finalists: tuple[Confidence, ...],
+    slo: Slo,
+) -> Rejection | None:
+    """Why a candidate that the objective would have preferred is not the choice; None where it would not have been.
+
+    Of settings that act alike one was judged for all.
+    """
+    if best is None or candidate not in ranked[: ranked.index(best)]:
+        return None
+    sure = {_behaviour(c): f.together for f in finalists for c in ranked if c.engine_config == f.engine_config}
+    if _behaviour(candidate) in sure:
+        missed, least = 1.0 - sure[_behaviour(candidate)], 1.0 - sure[_behaviour(best)]
+        return Rejection(Reason.LESS_SURE, missed, least, "")
+    return Rejection(Reason.LESS_MARGIN, nearness(candidate, slo), nearness(best, slo), "")
 
 
 def _distance(candidate: Candidate) -> tuple[float, ...]:

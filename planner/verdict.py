@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from planner.candidates import Candidate, Reason, Rejection
 from planner.capacity import Curve, Headroom, Replicas, Window
+from planner.confidence import TargetOdds
 from planner.engine_config import VLLM_VERSION, EngineConfig
-from planner.search import Objective, Recommendation
+from planner.search import GIVES_UP, NUM_DRAWS, Objective, Recommendation
 from planner.slo import ClassTarget, Slo
 from traces.requests import RequestTrace
 
@@ -106,6 +107,12 @@ def rejection_sentence(rejection: Rejection) -> str:
         return f"meets the targets, and none beats it in both gap and TTFT ({seconds(rejection.measured)})"
     if rejection.reason is Reason.BEATEN:
         return f"meets the targets, but another is no worse in gap and in TTFT ({seconds(rejection.measured)})"
+    if rejection.reason is Reason.LESS_SURE:
+        missed, least = (f"{100 * share:.3g} %" for share in (rejection.measured, rejection.limit))
+        return f"meets the targets, but misses one in {missed} of the draws against {least}"
+    if rejection.reason is Reason.LESS_MARGIN:
+        near, other = (f"{100 * share:.3g} %" for share in (rejection.measured, rejection.limit))
+        return f"meets the targets, but comes to {near} of a limit against {other}"
     percentile = "" if rejection.percentile is None else f"p{100 * rejection.percentile:g} "
     what = {
         Reason.ITL: f"{percentile}token gap",
@@ -142,6 +149,8 @@ def binding_constraint(plan: Recommendation) -> str:
     """What keeps the answer from being better, in a sentence."""
     if plan.best is None:
         return "No setting meets the targets: see what the closest one misses."
+    if plan.finalists and plan.best.engine_config != plan.finalists[0].engine_config:
+        return "Certainty decides: what the objective would have preferred misses a target more often."
     if plan.objective is not Objective.LOWEST_TTFT:
         return "The objective decides: nothing that was tried and meets the targets does better by it."
     best_ttft = plan.best.summary.ttft_at_percentile_s
@@ -161,6 +170,59 @@ def binding_constraint(plan: Recommendation) -> str:
     if plan.best.summary.num_preemptions:
         return f"KV memory binds: {plan.best.summary.num_preemptions:,} preemptions even under the recommended flags."
     return "No target binds: nothing that misses one would bring the first token sooner."
+
+
+def confidence_sentences(plan: Recommendation) -> tuple[str, ...]:
+    """How often the targets hold when step times and traffic are drawn anew, and what that did to the choice."""
+    if plan.best is None:
+        return ()
+    if not plan.finalists:
+        return (
+            "How sure that is, is not known: coefficients given by hand have no interval, and traffic that is short or "
+            "all at once cannot be drawn anew.",
+        )
+    chosen = next(f for f in plan.finalists if f.engine_config == plan.best.engine_config)
+    drawn = {"the fitted coefficients": chosen.step_times, "the traffic": chosen.traffic}
+    known = {what: share for what, share in drawn.items() if share is not None}
+    alone = "".join(f"; of {what} alone, {100 * share:.0f} %" for what, share in known.items() if len(known) > 1)
+    by_target = ", ".join(f"{_odds_name(one, plan.slo)} {100 * one.probability:.0f} %" for one in chosen.by_target)
+    said = [
+        f"The targets hold in {100 * chosen.together:.0f} % of {NUM_DRAWS} draws of {' and '.join(known)}{alone}. "
+        f"Each by itself: {by_target}."
+    ]
+    said += [f"Unknown is what {what} could do: {MISSING[what]}." for what, share in drawn.items() if share is None]
+    if len(plan.finalists) > 1:
+        configs = {c.engine_config: c for c in plan.candidates}
+        others = "; ".join(
+            f"{flags_in_words(configs[f.engine_config])} {100 * f.together:.0f} %"
+            for f in plan.finalists
+            if f is not chosen
+        )
+        said.append(
+            f"Among settings within {100 * GIVES_UP:.0f} % of the best by the objective, the one whose targets hold in "
+            f"most draws is taken; the others: {others}."
+        )
+    return tuple(said)
+
+
+MISSING = {
+    "the fitted coefficients": "given by hand, they have no interval",
+    "the traffic": "too short, or all at once, it cannot be drawn anew",
+}
+"""Why something was not drawn."""
+
+
+def _odds_name(one: TargetOdds, slo: Slo) -> str:
+    """A target in a few words."""
+    what = {
+        Reason.UNSTABLE: "keeps up",
+        Reason.ITL: f"p{100 * slo.itl_percentile:g} token gap",
+        Reason.WORST_GAP: "worst gap",
+        Reason.TTFT: f"p{100 * slo.ttft_percentile:g} TTFT",
+        Reason.E2E: f"p{100 * slo.e2e_percentile:g} E2E",
+        Reason.STALLED_SHARE: "stalled time",
+    }[one.reason]
+    return what if one.target is None else f"{what} of {class_in_words(one.target)}"
 
 
 def no_op_flags(plan: Recommendation) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def plan_report(saved: SavedPlan, settings: tuple[Latencies, ...] = ()) -> str:
         _heading(3, "Settings in force today, the flags that were searched among them"),
         _facts(asdict(plan.today.engine_config)),
         _heading(3, "Searched"),
-        _facts(asdict(plan.space)),
+        _facts({name: plan.space.values(name) for name in plan.space.searched}),
         _heading(3, "Simulated"),
         _items(words.rules),
         _heading(3, "Not simulated"),

@@ -9,7 +9,7 @@ from typing import Any
 from planner.candidates import Candidate, Rejection
 from planner.command import serve_command
 from planner.confidence import Confidence
-from planner.engine_config import VLLM_VERSION, EngineConfig
+from planner.engine_config import VLLM_VERSION, EngineConfig, changed_flags
 from planner.errors import BadPlan
 from planner.json_values import from_json, to_json
 from planner.metrics import Summary
@@ -220,7 +220,7 @@ def write_plan(saved: SavedPlan) -> str:
         "closest": _candidate(plan.closest),
         "today": _candidate(plan.today),
         "vllm_default": _candidate(plan.vllm_default),
-        "losers": [_loser(candidate, rejection) for candidate, rejection in plan.losers],
+        "losers": [_loser(candidate, rejection, plan.today.engine_config) for candidate, rejection in plan.losers],
         **{name: getattr(plan, name) for name in NUMBERS},
         "slo": plan.slo,
         "finalists": plan.finalists,
@@ -250,9 +250,10 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {"flags": candidate.engine_config, "summary": candidate.summary, "violations": candidate.violations}
 
 
-def _loser(candidate: Candidate, rejection: Rejection) -> dict[str, Any]:
-    """The searched flags, why it lost, and its numbers; its other flags are today's."""
-    flags = {name: getattr(candidate.engine_config, name) for name in SEARCHED}
+def _loser(candidate: Candidate, rejection: Rejection, today: EngineConfig) -> dict[str, Any]:
+    """The searched flags, why it lost, and its numbers; flags that are not named are today's."""
+    config = candidate.engine_config
+    flags = {name: getattr(config, name) for name in (*SEARCHED, *changed_flags(today, config))}
     return {**_candidate(candidate), "flags": flags, **to_json(rejection)}
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,10 @@ GIVES_UP = 0.1
 """Share of the objective that is given up, at most, for a choice whose targets hold more often."""
 NUM_RUNNERS_UP = 2
 """Settings that are judged again beside the best by the objective."""
+ROOMY = 1 << 20
+"""A budget and seats that no other flag is too large for."""
 SEARCHED = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
-"""The flags that are chosen; everything else of the context is fixed."""
+"""The flags that are always chosen; everything else of the context is fixed unless `More` opens it."""
 
 
 class Objective(StrEnum):
@@ -48,6 +51,32 @@ class Objective(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class More:
+    """Further flags, searched where the user opens them; without values a flag stays as it is today."""
+
+    num_gpu_blocks: tuple[int, ...] = ()
+    """KV blocks, the null block included: what `gpu_memory_utilization` decides."""
+    max_num_active_seqs: tuple[int | None, ...] = ()
+    """Admission caps, requests; None = the seats."""
+    long_prefill_token_threshold_adaptive: tuple[bool, ...] = ()
+    """Whether the threshold grows to budget ÷ requests."""
+    watermark: tuple[float, ...] = ()
+    """Shares of the KV blocks kept free at admission, 0–1."""
+    enable_chunked_prefill: tuple[bool, ...] = ()
+    """Whether a prompt may be split."""
+    scheduling_policy: tuple[str, ...] = ()
+    """ "fcfs", "priority"."""
+    async_scheduling: tuple[bool, ...] = ()
+    """Whether steps are scheduled ahead."""
+
+
+NO_MORE = More()
+"""The three flags alone."""
+MORE = tuple(field.name for field in fields(More))
+"""The flags that can be opened."""
+
+
+@dataclass(frozen=True, slots=True)
 class SearchSpace:
     """Values tried for each flag; combinations that vLLM refuses are left out."""
 
@@ -57,6 +86,17 @@ class SearchSpace:
     """Seats, requests."""
     long_prefill_token_threshold: tuple[int, ...]
     """Thresholds, tokens; 0 = off."""
+    more: More = NO_MORE
+    """Further flags that were opened."""
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The flags that are chosen."""
+        return *SEARCHED, *(name for name in MORE if getattr(self.more, name))
+
+    def values(self, name: str) -> tuple[Any, ...]:
+        """What is tried for a searched flag."""
+        return tuple(getattr(self if name in SEARCHED else self.more, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +112,7 @@ class Recommendation:
     vllm_default: Candidate
     """The flags `vllm serve` would take by itself on this GPU."""
     candidates: tuple[Candidate, ...]
-    """Everything tried, `today` and `vllm_default` included, ordered by budget, seats, threshold."""
+    """Everything tried, `today` and `vllm_default` included, ordered by budget, seats, threshold, further flags."""
     losers: tuple[tuple[Candidate, Rejection], ...]
     """Every candidate but the best, with the first reason it lost, in the order of `candidates`."""
     closed_form_budget: int | None
@@ -117,6 +157,7 @@ def recommend(
     *,
     default_flags: tuple[int, int],
     space: SearchSpace | None = None,
+    more: More = NO_MORE,
     objective: Objective = Objective.LOWEST_TTFT,
     executor: Executor | None = None,
     on_progress: Progress | None = None,
@@ -140,7 +181,9 @@ def recommend(
     default_flags : (int, int)
         vLLM's default budget and seats on this GPU.
     space : SearchSpace, optional
-        Default: `default_space`.
+        Default: `default_space` with `more`.
+    more : More
+        Further flags to search where no space is given.
     objective : Objective
     executor : concurrent.futures.Executor, optional
         Where replays run; threads on this machine by default. The result does not depend on it.
@@ -164,14 +207,16 @@ def recommend(
         kv_tokens = now.summary.mean_kv_decode_tokens if now.summary.num_gaps else 0.0
         decode_s = decode_step_s(step_time, num_seqs, kv_tokens)
         budget = closed_form_budget(step_time, slo.itl_s, num_seqs, kv_tokens)
-        space = space or default_space(today, budget, default_flags, longest_sequence(trace))
+        space = space or replace(default_space(today, budget, default_flags, longest_sequence(trace)), more=more)
         usual = vllm_default(today, default_flags)
         load = offered_load(trace, step_time, today, max(space.max_num_batched_tokens))
         # Overloaded beyond doubt: what cannot be carried is shown under a few settings, not under all.
         tried = _most_efficient(space) if load > HOPELESS_LOAD and now.summary.is_unstable else space
         replays.run_all(_outward(_configs(tried, today, usual), budget or min(space.max_num_batched_tokens)))
         candidates = in_order(replays.known.values())
-        fitting = [c for c in candidates if c.meets]
+        # A smaller KV cache turns requests away: what is won by serving fewer is not won.
+        least_left_out = min(c.summary.num_never_run for c in candidates)
+        fitting = [c for c in candidates if c.meets and c.summary.num_never_run == least_left_out]
         front = pareto_front(fitting)
         eligible = front if objective is Objective.PARETO else fitting
         ranked = sorted(eligible, key=lambda c: _rank(c, objective, today))
@@ -188,7 +233,12 @@ def recommend(
         vllm_default=replays.known[usual],
         candidates=candidates,
         losers=tuple(
-            (c, _surer(c, best, ranked, finalists, slo) or _rejection(c, best, objective, slo, c in front))
+            (
+                c,
+                _left_out(c, least_left_out)
+                or _surer(c, best, ranked, finalists, slo)
+                or _rejection(c, best, objective, slo, c in front),
+            )
             for c in candidates
             if c is not best
         ),
@@ -282,6 +332,62 @@ def default_space(
     )
 
 
+def more_flags(wanted: dict[str, tuple[Any, ...]], today: EngineConfig) -> More:
+    """Further flags to search.
+
+    Parameters
+    ----------
+    wanted : dict
+        Names out of `MORE` with the values to try; without values, the usual ones beside today's.
+    today : EngineConfig
+    """
+    usual: dict[str, tuple[Any, ...]] = {
+        "num_gpu_blocks": tuple(1 + round((today.num_gpu_blocks - 1) * share) for share in (0.8, 0.9, 1.1)),
+        "max_num_active_seqs": (16, 32, 64, 128, None),
+        "watermark": (0.0, 0.01, 0.05),
+        "scheduling_policy": ("fcfs", "priority"),
+    }
+
+    def tried(name: str) -> tuple[Any, ...]:
+        values = dict.fromkeys(wanted[name] or (*usual.get(name, (False, True)), getattr(today, name)))
+        return tuple(sorted(values, key=lambda value: (value is None, value)))
+
+    return More(**{name: tried(name) for name in wanted})
+
+
+def read_more(texts: Iterable[str], today: EngineConfig) -> More:
+    """Further flags to search from words such as "watermark", for the usual values, or "watermark=0,0.05".
+
+    Raises
+    ------
+    ValueError
+        Unknown flags or values; says what was found and what is allowed.
+    """
+    switch = {"on": True, "off": False}
+    kinds: dict[str, Callable[[str], Any]] = {
+        "num_gpu_blocks": int,
+        "max_num_active_seqs": lambda word: None if word == "none" else int(word),
+        "watermark": float,
+        "scheduling_policy": {"fcfs": "fcfs", "priority": "priority"}.__getitem__,
+    }
+    wanted: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        name, _, words = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in MORE:
+            raise ValueError(f"{text}: known are {', '.join(MORE)}")
+        try:
+            of_word = kinds.get(name, switch.__getitem__)
+            wanted[name] = tuple(of_word(word.strip()) for word in words.split(",") if word.strip())
+        except (ValueError, KeyError) as fault:
+            raise ValueError(f"{text}: write values as in watermark=0,0.05 or async_scheduling=on,off") from fault
+        roomy = replace(today, max_num_batched_tokens=ROOMY, max_num_seqs=ROOMY)  # what else is chosen is no fault here
+        faults = [f for value in wanted[name] for f in flag_faults(replace(roomy, **{name: value})) if name in f]
+        if faults:
+            raise ValueError(f"{text}: {'; '.join(faults)}")
+    return more_flags(wanted, today)
+
+
 def offered_load(trace: RequestTrace, step_time: StepTime, config: EngineConfig, max_num_batched_tokens: int) -> float:
     """Least engine time that the trace needs ÷ span of its arrivals, whatever the three flags.
 
@@ -317,7 +423,7 @@ def extrapolated_share(run: Replay, covered: Covered) -> float:
 
 
 def in_order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """Candidates by budget, seats, threshold."""
+    """Candidates by budget, seats, threshold, and further flags."""
     return tuple(sorted(candidates, key=lambda c: _order(c.engine_config)))
 
 
@@ -331,13 +437,9 @@ def _configs(space: SearchSpace, today: EngineConfig, usual: EngineConfig) -> li
 
     A threshold at or above the budget never acts; such combinations are the ones with 0 over again.
     """
-    configs = [
-        replace(today, max_num_batched_tokens=budget, max_num_seqs=num_seqs, long_prefill_token_threshold=threshold)
-        for budget, num_seqs, threshold in product(
-            space.max_num_batched_tokens, space.max_num_seqs, space.long_prefill_token_threshold
-        )
-        if threshold < budget
-    ]
+    combinations = product(*(space.values(name) for name in space.searched))
+    configs = [replace(today, **dict(zip(space.searched, values, strict=True))) for values in combinations]
+    configs = [c for c in configs if c.long_prefill_token_threshold < c.max_num_batched_tokens]
     return list(dict.fromkeys(c for c in [today, usual, *configs] if not flag_faults(c)))
 
 
@@ -346,9 +448,20 @@ def _outward(configs: list[EngineConfig], budget: int) -> list[EngineConfig]:
     return sorted(configs, key=lambda c: (abs(np.log(c.max_num_batched_tokens / budget)), _order(c)))
 
 
-def _order(config: EngineConfig) -> tuple[int, int, int]:
-    """Budget, seats, threshold."""
-    return config.max_num_batched_tokens, config.max_num_seqs, config.long_prefill_token_threshold
+def _order(config: EngineConfig) -> tuple[float, ...]:
+    """Budget, seats, threshold, and further flags."""
+    return (
+        config.max_num_batched_tokens,
+        config.max_num_seqs,
+        config.long_prefill_token_threshold,
+        config.num_gpu_blocks,
+        config.max_num_active_seqs or config.max_num_seqs,
+        config.long_prefill_token_threshold_adaptive,
+        config.watermark,
+        config.enable_chunked_prefill,
+        config.scheduling_policy == "priority",
+        config.async_scheduling,
+    )
 
 
 def _round(budget: float) -> int:
@@ -408,9 +521,10 @@ class _Replays:
         self.num_planned = self.num_done + len(configs)
         for num_seqs in sorted({c.max_num_seqs for c in configs}, reverse=True):
             these = [c for c in configs if c.max_num_seqs == num_seqs and c not in self.known]
-            # The largest budget first and alone: what its steps never carry, no smaller budget can cut.
-            largest = sorted(these, key=lambda c: (-c.max_num_batched_tokens, c.long_prefill_token_threshold))[:1]
-            for group in (largest, [c for c in these if c not in largest]):
+            # The largest budget first, with the rest alike: what its steps never carry, no smaller budget can cut.
+            by_budget = sorted(these, key=lambda c: c.max_num_batched_tokens)
+            largest = {replace(c, max_num_batched_tokens=0): c for c in by_budget}.values()
+            for group in (list(largest), [c for c in these if c not in largest]):
                 unknown = [c for c in group if not self.share_result(c)]
                 self.num_planned -= len(group) - len(unknown)
                 self.run(unknown)
@@ -549,6 +663,12 @@ def _behaviour(candidate: Candidate) -> tuple[object, ...]:
 def _measure(candidate: Candidate, objective: Objective) -> float:
     """What the objective wants small."""
     return _rank(candidate, objective, candidate.engine_config)[0]
+
+
+def _left_out(candidate: Candidate, least: int) -> Rejection | None:
+    """Whether a candidate meets the targets for fewer requests than others can run."""
+    num = candidate.summary.num_never_run
+    return Rejection(Reason.TURNS_AWAY, num, least, "requests") if candidate.meets and num > least else None
 
 
 def _surer(

@@ -168,7 +168,7 @@ def test_step_times_and_traffic_are_drawn_alone_and_together():
     assert found.probability_met == chosen.step_times
     said = confidence_sentences(found)[0]
     assert "fitted coefficients" in said
-    assert "of the traffic alone" in said
+    assert "with the traffic alone" in said
 
 
 def test_confidence_does_not_depend_on_the_executor():

@@ -13,10 +13,12 @@ from planner.command import serve_command
 from planner.export import provenance
 from planner.measured import trust_sentence
 from planner.plan_file import Words
-from planner.search import NUM_DRAWS, Recommendation
+from planner.search import Recommendation
 from planner.verdict import (
     binding_constraint,
+    confidence_sentences,
     flags_in_words,
+    kv_sentence,
     no_op_flags,
     not_simulated,
     rules_in_force,
@@ -77,15 +79,7 @@ def show_sentence(words: Words) -> None:
 
 def _show_confidence(plan: Recommendation) -> None:
     """Say how sure the verdict is."""
-    if plan.probability_met is not None:
-        sure = (
-            f"Probability that the targets are met, under the model's uncertainty: **{percent(plan.probability_met)}** "
-            f"({NUM_DRAWS} draws of the fitted coefficients)."
-        )
-    elif plan.best is not None:
-        sure = "How probable that is, is not known: coefficients given by hand have no interval."
-    else:
-        sure = "Of the closest setting:"
+    sure = " ".join(confidence_sentences(plan)) or "Of the closest setting:"
     summary = plan.closest.summary
     st.markdown(
         f"{sure} The worst gap of any request is {seconds(summary.itl.max_s)}; "
@@ -119,6 +113,8 @@ def _show_why(job: PlanJob, plan: Recommendation) -> None:
     """Say what binds, what does nothing, and what the answer does not know."""
     st.subheader("Why")
     lines = [binding_constraint(plan), *no_op_flags(plan)]
+    if (needed := kv_sentence(plan)) is not None:
+        lines.insert(0, needed)
     unseen = unseen_prefixes(job.trace, plan.closest.engine_config)
     if unseen is not None:
         lines.append(unseen)
@@ -155,7 +151,12 @@ def _show_tradeoff(plan: Recommendation) -> None:
     if candidate is None:
         st.caption("Click a point to look inside that setting.")
     else:
-        panels.offer_look(f"Inspect: {flags_in_words(candidate)}", panels.PICKED, candidate.engine_config, "tradeoff")
+        panels.offer_look(
+            f"Inspect: {flags_in_words(candidate, plan.space.searched)}",
+            panels.PICKED,
+            candidate.engine_config,
+            "tradeoff",
+        )
 
 
 def tails(job: PlanJob) -> tuple[Latencies, ...]:
@@ -190,7 +191,12 @@ def _show_losers(plan: Recommendation) -> None:
         rows = [row for row in chosen["selection"]["rows"] if row < len(plan.losers)]
         if rows:
             candidate, _ = plan.losers[rows[0]]
-            panels.offer_look(f"Inspect: {flags_in_words(candidate)}", panels.PICKED, candidate.engine_config, "losers")
+            panels.offer_look(
+                f"Inspect: {flags_in_words(candidate, plan.space.searched)}",
+                panels.PICKED,
+                candidate.engine_config,
+                "losers",
+            )
         st.download_button(
             "Download as CSV",
             table.to_csv(index=False),

@@ -36,7 +36,7 @@ from planner.metrics import Distribution, distribution, itl, ttft_s
 from planner.plan_file import SavedPlan, read_plan, save_plan
 from planner.replay import Replay, replay, warm_up
 from planner.routing import Routing
-from planner.search import Objective, Recommendation
+from planner.search import NO_MORE, More, Objective, Recommendation
 from planner.slo import Slo
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model
 from traces import read
@@ -202,6 +202,8 @@ class PlanInputs:
     """Today's flags, and what is fixed."""
     default_flags: tuple[int, int]
     """vLLM's default budget and seats on this GPU."""
+    more: More = NO_MORE
+    """Further flags that are searched."""
 
 
 class Status(Enum):
@@ -284,6 +286,7 @@ class PlanJob:
                 self.inputs.today,
                 self.inputs.slo,
                 default_flags=self.inputs.default_flags,
+                more=self.inputs.more,
                 objective=self.inputs.objective,
                 executor=executor,
                 on_progress=self.on_progress,

@@ -30,11 +30,11 @@ from planner.inside.worst_gaps import WorstGap
 from planner.measured import Comparison, signed_percent
 from planner.metrics import Summary
 from planner.plan_comparison import PlanComparison, value_in_words
-from planner.search import SEARCHED, Recommendation, offered_load
+from planner.search import Recommendation, offered_load
 from planner.slo import Slo
 from planner.step_time import Coefficient, SavedModel, StepTime, StepTimeFit
 from planner.stepper import Work
-from planner.verdict import rejection_sentence, seconds
+from planner.verdict import flag_value, rejection_sentence, seconds
 from traces.errors import Problem
 from traces.measured import MeasuredRequests
 from traces.prefixes import reuse_share
@@ -361,14 +361,17 @@ def comparison(plan: Recommendation) -> pd.DataFrame:
     rows = measures(plan.slo)
     today = plan.today.summary
     columns = {
-        "Today": [*_flags(plan.today), *(_number(row, today) for row in rows)],
-        answer_label(plan): [*_flags(plan.closest), *(_against(row, plan.closest.summary, today) for row in rows)],
+        "Today": [*_flags(plan, plan.today), *(_number(row, today) for row in rows)],
+        answer_label(plan): [
+            *_flags(plan, plan.closest),
+            *(_against(row, plan.closest.summary, today) for row in rows),
+        ],
         "vLLM default": [
-            *_flags(plan.vllm_default),
+            *_flags(plan, plan.vllm_default),
             *(_against(row, plan.vllm_default.summary, today) for row in rows),
         ],
     }
-    return pd.DataFrame(columns, index=pd.Index([*SEARCHED, *(row.label for row in rows)], name="simulated"))
+    return pd.DataFrame(columns, index=pd.Index([*plan.space.searched, *(row.label for row in rows)], name="simulated"))
 
 
 def two_plans(compared: PlanComparison, names: tuple[str, str]) -> pd.DataFrame:
@@ -382,14 +385,9 @@ def two_plans(compared: PlanComparison, names: tuple[str, str]) -> pd.DataFrame:
     return pd.DataFrame(columns, index=pd.Index([row.name for row in rows], name="simulated"))
 
 
-def _flags(candidate: Candidate) -> list[str]:
-    """The three flags that are chosen."""
-    config = candidate.engine_config
-    return [
-        f"{config.max_num_batched_tokens:,}",
-        f"{config.max_num_seqs:,}",
-        threshold(config.long_prefill_token_threshold),
-    ]
+def _flags(plan: Recommendation, candidate: Candidate) -> list[str]:
+    """The flags that are chosen."""
+    return [flag_value(name, getattr(candidate.engine_config, name)) for name in plan.space.searched]
 
 
 def _number(row: Measure, summary: Summary) -> str:
@@ -414,19 +412,17 @@ def one_notch(plan: Recommendation) -> pd.DataFrame:
     known = {candidate.engine_config: candidate for candidate in plan.candidates}
     chosen = plan.closest.engine_config
     rows = []
-    for flag in SEARCHED:
-        here, values = getattr(chosen, flag), getattr(plan.space, flag)
-        beside = (
-            max((v for v in values if v < here), default=None),
-            min((v for v in values if v > here), default=None),
-        )
-        for value in beside:
-            candidate = None if value is None else known.get(replace(chosen, **{flag: value}))
+    for flag in plan.space.searched:
+        here = getattr(chosen, flag)
+        values = sorted({*plan.space.values(flag), here}, key=lambda value: (value is None, value))
+        place = values.index(here)
+        for value in (*values[max(place - 1, 0) : place], *values[place + 1 : place + 2]):
+            candidate = known.get(replace(chosen, **{flag: value}))
             if candidate is not None:
                 summary = candidate.summary
                 rows.append(
                     {
-                        "flag": f"{flag} {here:,} → {value:,}",
+                        "flag": f"{flag} {flag_value(flag, here)} → {flag_value(flag, value)}",
                         f"ITL {gap}, pooled": seconds(summary.itl_at_percentile_s),
                         "worst gap": seconds(summary.itl.max_s),
                         f"TTFT {wait}": "unstable" if summary.is_unstable else seconds(summary.ttft_at_percentile_s),
@@ -442,7 +438,7 @@ def losers(plan: Recommendation) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                **{name: getattr(candidate.engine_config, name) for name in SEARCHED},
+                **{name: getattr(candidate.engine_config, name) for name in plan.space.searched},
                 "reason": rejection.reason.value,
                 "why": rejection_sentence(rejection),
                 f"ITL {gap}, pooled [ms]": candidate.summary.itl_at_percentile_s * MS_PER_S,

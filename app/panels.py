@@ -45,6 +45,7 @@ INPUT_NAMES = {
     "objective": "objective",
     "today": "today's flags or context",
     "default_flags": "GPU memory",
+    "more": "further flags searched",
 }
 """Parts of the inputs, as the page calls them."""
 

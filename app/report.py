@@ -22,6 +22,7 @@ from planner.measured import Comparison, trust_sentence
 from planner.plan_file import SavedPlan
 from planner.remedies import what_to_record
 from planner.step_time import StepTimeFit
+from planner.verdict import confidence_sentences
 from traces.receipt import Receipt
 from traces.steps import StepLog
 
@@ -72,7 +73,7 @@ def plan_report(saved: SavedPlan, settings: tuple[Latencies, ...] = ()) -> str:
         _heading(3, "Settings in force today, the flags that were searched among them"),
         _facts(asdict(plan.today.engine_config)),
         _heading(3, "Searched"),
-        _facts(asdict(plan.space)),
+        _facts({name: plan.space.values(name) for name in plan.space.searched}),
         _heading(3, "Simulated"),
         _items(words.rules),
         _heading(3, "Not simulated"),
@@ -170,13 +171,9 @@ def _log(log: StepLog, receipt: Receipt) -> list[str]:
 def _confidence(saved: SavedPlan) -> str:
     """How sure it is, as far as that is known."""
     plan = saved.recommendation
-    known = "not known: the coefficients have no joint uncertainty here"
-    met = known if plan.probability_met is None else percent(plan.probability_met)
     outside = "not known" if plan.extrapolated_share is None else percent(plan.extrapolated_share)
-    return (
-        f"<p>Probability that the targets are met, under the model's uncertainty: {escape(met)}. "
-        f"Steps outside the calibrated range: {escape(outside)}.</p>"
-    )
+    sure = " ".join(confidence_sentences(plan))
+    return f"<p>{escape(sure)} Steps outside the calibrated range: {escape(outside)}.</p>"
 
 
 def _commands(saved: SavedPlan) -> list[str]:

@@ -11,14 +11,15 @@ from streamlit.typing import UploadedFile
 
 from app.figures.calibration import Against
 from app.figures.labels import MS_PER_S, TERMS
-from app.frames import ROLES
+from app.frames import ROLES, literal
 from planner.command import MODEL, MODEL_NAME
 from planner.engine_config import GPU_TIERS, EngineConfig
 from planner.executors import ADDRESS_VARIABLE
 from planner.routing import Routing
-from planner.search import Objective
+from planner.search import MORE, More, Objective, read_more
 from planner.slo import ClassTarget, Slo, read_class_target
 from planner.step_time import StepTime
+from planner.verdict import flag_value
 from traces.answers import ReadAnswers
 from traces.errors import Question, Unmapped
 from traces.requests import RequestTrace, Selection
@@ -327,6 +328,32 @@ def ask_against() -> Against:
         label_visibility="collapsed",
         persist_state="session",
     )
+
+
+def ask_more(today: EngineConfig) -> More | None:
+    """Ask which further flags to search; None, and why, where the values are none of theirs."""
+    names = st.multiselect("Search these flags as well", MORE, key="more", persist_state="session")
+    words = [
+        st.text_input(
+            f"{name}: values to try",
+            key=f"more_{name}",
+            placeholder="the usual ones beside today's",
+            help="Separated by commas, for instance 0, 0.05; on, off; 32, 64, none. KV blocks stand for "
+            "--gpu-memory-utilization.",
+            persist_state="session",
+        )
+        for name in names
+    ]
+    try:
+        more = read_more((f"{name}={values}" for name, values in zip(names, words, strict=True)), today)
+    except ValueError as fault:
+        st.error(literal(str(fault)), icon=":material/error:")
+        return None
+    st.caption(
+        " · ".join(f"{name}: {', '.join(flag_value(name, v) for v in getattr(more, name))}" for name in names)
+        or "Every flag multiplies the settings to replay by the number of its values."
+    )
+    return more
 
 
 def ask_slo() -> Slo:

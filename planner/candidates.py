@@ -43,6 +43,12 @@ class Reason(StrEnum):
     """It meets every target, but another that does has no longer gaps and no higher TTFT; measured is its TTFT."""
     LESS_THROUGHPUT = "less_throughput"
     """It meets every target, but delivers fewer tokens per second than the best one."""
+    TURNS_AWAY = "turns_away"
+    """It meets every target, but more requests can never run in its KV cache than under other settings."""
+    LESS_SURE = "less_sure"
+    """It meets every target, but in fewer draws of step times and traffic; measured is the share that misses one."""
+    LESS_MARGIN = "less_margin"
+    """It meets every target, but comes closer to a limit than the best one; measured is the share of that limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,15 @@ from planner.plan_file import SavedPlan, open_plan, save_plan, trace_origin, wri
 from planner.remedies import what_to_record
 from planner.replay import Replay, replay, warm_up
 from planner.routing import Routing
-from planner.search import Objective, Recommendation, recommend
+from planner.search import MORE, Objective, Recommendation, read_more, recommend
 from planner.slo import ClassTarget, Slo, read_class_target
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model, step_time_of, write_model
 from planner.verdict import (
     binding_constraint,
     capacity_sentence,
+    confidence_sentences,
     curve_sentence,
+    kv_sentence,
     no_op_flags,
     not_simulated,
     rejection_sentence,
@@ -211,12 +213,16 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Search the three flags and print the answer."""
+    """Search the flags and print the answer."""
     slo = _slo(arguments)
     _check_output(arguments.output)
     trace = _trace(arguments)
     model, known = _model(arguments, trace)
     today = _config(arguments, known)
+    try:
+        more = read_more(arguments.search, today)
+    except ValueError as fault:
+        raise BadPlan("command line", f"--search {fault}") from fault
     _say_unseen_prefixes(trace, today)
     warm_up()
     with executor_at(arguments.dask_scheduler) as executor:
@@ -226,6 +232,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
             today,
             slo,
             default_flags=default_flags(arguments.gpu_memory_gib),
+            more=more,
             objective=Objective(arguments.objective),
             executor=executor,
             on_progress=_show_progress,
@@ -417,6 +424,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_flag_options(plan)
     _add_part_options(plan)
     _add_target_options(plan)
+    plan.add_argument(
+        "--search",
+        action="append",
+        default=[],
+        metavar="FLAG[=V1,V2,…]",
+        help="also choose this flag, among these values or the usual ones; may be given more than once: "
+        f"{', '.join(MORE)}",
+    )
     _add_scheduler_option(plan)
     plan.add_argument("-o", "--output", help="write the plan here, as JSON")
     plan.set_defaults(run=run_plan)
@@ -912,8 +927,9 @@ def _say_remedies(calibration: StepTimeFit | UnfitStepLog) -> None:
 def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
     """The answer, for people; `today` where a log states what really runs today."""
     print(verdict(plan).sentence)
-    if plan.probability_met is not None:
-        print(f"Met under {100 * plan.probability_met:.0f} % of the draws of the fitted coefficients.")
+    for sentence in (*confidence_sentences(plan), kv_sentence(plan)):
+        if sentence is not None:
+            print(sentence)
     if plan.best is not None:
         if today is not None:
             print(f"\nChange these flags of today's command:\n{serve_command(plan.best.engine_config, today)}")
@@ -938,6 +954,7 @@ def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
             f"TTFT p50 {seconds(summary.ttft.p50_s)}, "
             f"p99 {seconds(summary.ttft.p99_s)}; {summary.num_preemptions:,} preemptions"
             + ("; unstable, these depend on the length of the trace" if summary.is_unstable else "")
+            + "".join(f"; {name} {getattr(c, name)}" for name in plan.space.searched if name in MORE)
         )
     reasons: dict[str, int] = {}
     for _, rejection in plan.losers:

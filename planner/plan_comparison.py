@@ -6,7 +6,7 @@ from typing import Any
 from planner.candidates import Candidate
 from planner.engine_config import EngineConfig
 from planner.plan_file import SavedPlan
-from planner.search import SEARCHED
+from planner.search import MORE, SEARCHED
 from planner.verdict import seconds
 from traces.answers import NO_ANSWERS
 from traces.selection import selection_sentence
@@ -103,7 +103,7 @@ def _inputs(saved: SavedPlan) -> list[tuple[str, Value, str]]:
         *((f"step time {name}", value, "") for name, value in plan.step_time._asdict().items()),
         ("target", saved.words.target, ""),
         *((f"today {f.name}", getattr(today, f.name), "") for f in fields(EngineConfig)),
-        *((f"searched {f.name}", str(getattr(plan.space, f.name)), "") for f in fields(plan.space)),
+        *((f"searched {name}", str(plan.space.values(name)), "") for name in (*SEARCHED, *MORE)),
     ]
 
 
@@ -113,7 +113,7 @@ def _answers(saved: SavedPlan) -> list[tuple[str, Value, str]]:
     return [
         ("verdict", saved.words.verdict, ""),
         ("sentence", saved.words.sentence, ""),
-        *((name, getattr(plan.best.engine_config, name) if plan.best else None, "") for name in SEARCHED),
+        *((name, getattr(plan.best.engine_config, name) if plan.best else None, "") for name in (*SEARCHED, *MORE)),
         ("probability that targets are met", plan.probability_met, "share"),
         ("steps outside the calibrated range", plan.extrapolated_share, "share"),
         ("offered load", plan.offered_load, ""),

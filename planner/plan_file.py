@@ -8,7 +8,8 @@ from typing import Any
 
 from planner.candidates import Candidate, Rejection
 from planner.command import serve_command
-from planner.engine_config import VLLM_VERSION, EngineConfig
+from planner.confidence import Confidence
+from planner.engine_config import VLLM_VERSION, EngineConfig, changed_flags
 from planner.errors import BadPlan
 from planner.json_values import from_json, to_json
 from planner.metrics import Summary
@@ -17,6 +18,7 @@ from planner.slo import Slo
 from planner.step_time import Coefficient, Covered, Model, StepTime
 from planner.verdict import (
     binding_constraint,
+    confidence_sentences,
     no_op_flags,
     not_simulated,
     rules_in_force,
@@ -183,7 +185,12 @@ def _words(plan: Recommendation, trace: RequestTrace) -> Words:
         verdict=found.kind,
         sentence=found.sentence,
         target=slo_sentence(plan.slo, plan.objective),
-        why=(binding_constraint(plan), *no_op_flags(plan), *(() if unseen is None else (unseen,))),
+        why=(
+            binding_constraint(plan),
+            *confidence_sentences(plan),
+            *no_op_flags(plan),
+            *(() if unseen is None else (unseen,)),
+        ),
         rules=rules_in_force(config),
         not_simulated=not_simulated(),
         command=serve_command(plan.best.engine_config) if plan.best else None,
@@ -213,9 +220,10 @@ def write_plan(saved: SavedPlan) -> str:
         "closest": _candidate(plan.closest),
         "today": _candidate(plan.today),
         "vllm_default": _candidate(plan.vllm_default),
-        "losers": [_loser(candidate, rejection) for candidate, rejection in plan.losers],
+        "losers": [_loser(candidate, rejection, plan.today.engine_config) for candidate, rejection in plan.losers],
         **{name: getattr(plan, name) for name in NUMBERS},
         "slo": plan.slo,
+        "finalists": plan.finalists,
         "objective": plan.objective,
         "space": plan.space,
         "model": {"step_time": plan.step_time, **to_json(saved.model)},
@@ -242,9 +250,10 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {"flags": candidate.engine_config, "summary": candidate.summary, "violations": candidate.violations}
 
 
-def _loser(candidate: Candidate, rejection: Rejection) -> dict[str, Any]:
-    """The searched flags, why it lost, and its numbers; its other flags are today's."""
-    flags = {name: getattr(candidate.engine_config, name) for name in SEARCHED}
+def _loser(candidate: Candidate, rejection: Rejection, today: EngineConfig) -> dict[str, Any]:
+    """The searched flags, why it lost, and its numbers; flags that are not named are today's."""
+    config = candidate.engine_config
+    flags = {name: getattr(config, name) for name in (*SEARCHED, *changed_flags(today, config))}
     return {**_candidate(candidate), "flags": flags, **to_json(rejection)}
 
 
@@ -327,11 +336,18 @@ def _saved_plan(document: dict[str, Any], faults: list[str]) -> SavedPlan | None
     origin = from_json(ModelOrigin, model, "model", faults)
     trace = take(TraceOrigin, "trace")
     rest = {"slo": take(Slo, "slo"), "objective": take(Objective, "objective"), "space": take(SearchSpace, "space")}
+    finalists = from_json(tuple[Confidence, ...], document.get("finalists", []), "finalists", faults)
     versions = take(str, "planner"), take(str, "vllm", simulated)
     if faults:
         return None
     recommendation = Recommendation(
-        **known.parts, **numbers, **rest, step_time=step_time, model_source=origin.source, trace_digest=trace.digest
+        **known.parts,
+        **numbers,
+        **rest,
+        finalists=finalists,
+        step_time=step_time,
+        model_source=origin.source,
+        trace_digest=trace.digest,
     )
     return SavedPlan(*versions, trace=trace, model=origin, words=words, recommendation=recommendation)
 

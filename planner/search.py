@@ -2,21 +2,23 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.candidates import Candidate, Reason, Rejection, evaluate
+from planner.confidence import Confidence, can_resample, evaluate_draw, nearness, odds
 from planner.engine_config import EngineConfig, changed_flags, flag_faults
 from planner.errors import Cancelled
 from planner.executors import somewhere
 from planner.kernel import step_ns
 from planner.replay import Replay, replay, requests_that_never_run
 from planner.slo import Slo
-from planner.step_time import Covered, Model, StepTime, step_time_from_seconds, step_time_of
+from planner.step_time import Covered, Model, SavedModel, StepTime, StepTimeFit, step_time_from_seconds, step_time_of
 from traces.requests import RequestTrace
 
 HOPELESS_LOAD = 1.1
@@ -24,9 +26,15 @@ HOPELESS_LOAD = 1.1
 LOOK_S = 0.2
 """How long the search waits before it looks whether it was cancelled."""
 NUM_DRAWS = 20
-"""Draws of the coefficients under which the winner is judged again."""
+"""Draws of the coefficients, and of the traffic, under which a choice is judged again."""
+GIVES_UP = 0.1
+"""Share of the objective that is given up, at most, for a choice whose targets hold more often."""
+NUM_RUNNERS_UP = 2
+"""Settings that are judged again beside the best by the objective."""
+ROOMY = 1 << 20
+"""A budget and seats that no other flag is too large for."""
 SEARCHED = ("max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold")
-"""The flags that are chosen; everything else of the context is fixed."""
+"""The flags that are always chosen; everything else of the context is fixed unless `More` opens it."""
 
 
 class Objective(StrEnum):
@@ -43,6 +51,32 @@ class Objective(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class More:
+    """Further flags, searched where the user opens them; without values a flag stays as it is today."""
+
+    num_gpu_blocks: tuple[int, ...] = ()
+    """KV blocks, the null block included: what `gpu_memory_utilization` decides."""
+    max_num_active_seqs: tuple[int | None, ...] = ()
+    """Admission caps, requests; None = the seats."""
+    long_prefill_token_threshold_adaptive: tuple[bool, ...] = ()
+    """Whether the threshold grows to budget ÷ requests."""
+    watermark: tuple[float, ...] = ()
+    """Shares of the KV blocks kept free at admission, 0–1."""
+    enable_chunked_prefill: tuple[bool, ...] = ()
+    """Whether a prompt may be split."""
+    scheduling_policy: tuple[str, ...] = ()
+    """ "fcfs", "priority"."""
+    async_scheduling: tuple[bool, ...] = ()
+    """Whether steps are scheduled ahead."""
+
+
+NO_MORE = More()
+"""The three flags alone."""
+MORE = tuple(field.name for field in fields(More))
+"""The flags that can be opened."""
+
+
+@dataclass(frozen=True, slots=True)
 class SearchSpace:
     """Values tried for each flag; combinations that vLLM refuses are left out."""
 
@@ -52,6 +86,17 @@ class SearchSpace:
     """Seats, requests."""
     long_prefill_token_threshold: tuple[int, ...]
     """Thresholds, tokens; 0 = off."""
+    more: More = NO_MORE
+    """Further flags that were opened."""
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The flags that are chosen."""
+        return *SEARCHED, *(name for name in MORE if getattr(self.more, name))
+
+    def values(self, name: str) -> tuple[Any, ...]:
+        """What is tried for a searched flag."""
+        return tuple(getattr(self if name in SEARCHED else self.more, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +112,7 @@ class Recommendation:
     vllm_default: Candidate
     """The flags `vllm serve` would take by itself on this GPU."""
     candidates: tuple[Candidate, ...]
-    """Everything tried, `today` and `vllm_default` included, ordered by budget, seats, threshold."""
+    """Everything tried, `today` and `vllm_default` included, ordered by budget, seats, threshold, further flags."""
     losers: tuple[tuple[Candidate, Rejection], ...]
     """Every candidate but the best, with the first reason it lost, in the order of `candidates`."""
     closed_form_budget: int | None
@@ -96,6 +141,8 @@ class Recommendation:
     """Digest of the trace replayed."""
     num_replays: int
     """Replays run; candidates whose flags provably cannot act share one."""
+    finalists: tuple[Confidence, ...] = ()
+    """What was judged again, the best by the objective first; runners-up only where that one does not always hold."""
 
 
 Progress = Callable[[int, int, Candidate | None], None]
@@ -110,12 +157,18 @@ def recommend(
     *,
     default_flags: tuple[int, int],
     space: SearchSpace | None = None,
+    more: More = NO_MORE,
     objective: Objective = Objective.LOWEST_TTFT,
     executor: Executor | None = None,
     on_progress: Progress | None = None,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Recommendation:
     """Find the flags that meet `slo` on `trace` and are best by `objective`.
+
+    The best is judged again under draws of the coefficients and of the traffic. Where it does not hold in all of them,
+    so are the `NUM_RUNNERS_UP` that stay farthest from the limits among those that come within `GIVES_UP` of it by the
+    objective, under the same draws; the choice is the one that holds most often, of equals the best by the objective.
+    With `Objective.PARETO` the choice is for people, and only judged.
 
     Parameters
     ----------
@@ -128,7 +181,9 @@ def recommend(
     default_flags : (int, int)
         vLLM's default budget and seats on this GPU.
     space : SearchSpace, optional
-        Default: `default_space`.
+        Default: `default_space` with `more`.
+    more : More
+        Further flags to search where no space is given.
     objective : Objective
     executor : concurrent.futures.Executor, optional
         Where replays run; threads on this machine by default. The result does not depend on it.
@@ -152,19 +207,22 @@ def recommend(
         kv_tokens = now.summary.mean_kv_decode_tokens if now.summary.num_gaps else 0.0
         decode_s = decode_step_s(step_time, num_seqs, kv_tokens)
         budget = closed_form_budget(step_time, slo.itl_s, num_seqs, kv_tokens)
-        space = space or default_space(today, budget, default_flags, longest_sequence(trace))
+        space = space or replace(default_space(today, budget, default_flags, longest_sequence(trace)), more=more)
         usual = vllm_default(today, default_flags)
         load = offered_load(trace, step_time, today, max(space.max_num_batched_tokens))
         # Overloaded beyond doubt: what cannot be carried is shown under a few settings, not under all.
         tried = _most_efficient(space) if load > HOPELESS_LOAD and now.summary.is_unstable else space
         replays.run_all(_outward(_configs(tried, today, usual), budget or min(space.max_num_batched_tokens)))
         candidates = in_order(replays.known.values())
-        fitting = [c for c in candidates if c.meets]
+        # A smaller KV cache turns requests away: what is won by serving fewer is not won.
+        least_left_out = min(c.summary.num_never_run for c in candidates)
+        fitting = [c for c in candidates if c.meets and c.summary.num_never_run == least_left_out]
         front = pareto_front(fitting)
         eligible = front if objective is Objective.PARETO else fitting
-        best = min(eligible, key=lambda c: _rank(c, objective, today)) if eligible else None
+        ranked = sorted(eligible, key=lambda c: _rank(c, objective, today))
+        num_replays = replays.num_done
+        best, finalists = replays.choose(model, ranked, objective)
         closest = best or min(candidates, key=lambda c: _distance(c))
-        probability = replays.probability_met(model, best) if best else None
     share = None
     if covered is not None:
         share = extrapolated_share(replay(trace, closest.engine_config, step_time), covered)
@@ -174,11 +232,20 @@ def recommend(
         today=now,
         vllm_default=replays.known[usual],
         candidates=candidates,
-        losers=tuple((c, _rejection(c, best, objective, slo, c in front)) for c in candidates if c is not best),
+        losers=tuple(
+            (
+                c,
+                _left_out(c, least_left_out)
+                or _surer(c, best, ranked, finalists, slo)
+                or _rejection(c, best, objective, slo, c in front),
+            )
+            for c in candidates
+            if c is not best
+        ),
         closed_form_budget=budget,
         typical_decode_s=decode_s,
         typical_num_seqs=num_seqs,
-        probability_met=probability,
+        probability_met=next((f.step_times for f in finalists if best and f.engine_config == best.engine_config), None),
         extrapolated_share=share,
         slo=slo,
         objective=objective,
@@ -187,7 +254,8 @@ def recommend(
         step_time=step_time,
         model_source="coefficients given by hand" if isinstance(model, StepTime) else model.source,
         trace_digest=trace.digest,
-        num_replays=replays.num_done,
+        num_replays=num_replays,
+        finalists=finalists,
     )
 
 
@@ -264,6 +332,62 @@ def default_space(
     )
 
 
+def more_flags(wanted: dict[str, tuple[Any, ...]], today: EngineConfig) -> More:
+    """Further flags to search.
+
+    Parameters
+    ----------
+    wanted : dict
+        Names out of `MORE` with the values to try; without values, the usual ones beside today's.
+    today : EngineConfig
+    """
+    usual: dict[str, tuple[Any, ...]] = {
+        "num_gpu_blocks": tuple(1 + round((today.num_gpu_blocks - 1) * share) for share in (0.8, 0.9, 1.1)),
+        "max_num_active_seqs": (16, 32, 64, 128, None),
+        "watermark": (0.0, 0.01, 0.05),
+        "scheduling_policy": ("fcfs", "priority"),
+    }
+
+    def tried(name: str) -> tuple[Any, ...]:
+        values = dict.fromkeys(wanted[name] or (*usual.get(name, (False, True)), getattr(today, name)))
+        return tuple(sorted(values, key=lambda value: (value is None, value)))
+
+    return More(**{name: tried(name) for name in wanted})
+
+
+def read_more(texts: Iterable[str], today: EngineConfig) -> More:
+    """Further flags to search from words such as "watermark", for the usual values, or "watermark=0,0.05".
+
+    Raises
+    ------
+    ValueError
+        Unknown flags or values; says what was found and what is allowed.
+    """
+    switch = {"on": True, "off": False}
+    kinds: dict[str, Callable[[str], Any]] = {
+        "num_gpu_blocks": int,
+        "max_num_active_seqs": lambda word: None if word == "none" else int(word),
+        "watermark": float,
+        "scheduling_policy": {"fcfs": "fcfs", "priority": "priority"}.__getitem__,
+    }
+    wanted: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        name, _, words = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in MORE:
+            raise ValueError(f"{text}: known are {', '.join(MORE)}")
+        try:
+            of_word = kinds.get(name, switch.__getitem__)
+            wanted[name] = tuple(of_word(word.strip()) for word in words.split(",") if word.strip())
+        except (ValueError, KeyError) as fault:
+            raise ValueError(f"{text}: write values as in watermark=0,0.05 or async_scheduling=on,off") from fault
+        roomy = replace(today, max_num_batched_tokens=ROOMY, max_num_seqs=ROOMY)  # what else is chosen is no fault here
+        faults = [f for value in wanted[name] for f in flag_faults(replace(roomy, **{name: value})) if name in f]
+        if faults:
+            raise ValueError(f"{text}: {'; '.join(faults)}")
+    return more_flags(wanted, today)
+
+
 def offered_load(trace: RequestTrace, step_time: StepTime, config: EngineConfig, max_num_batched_tokens: int) -> float:
     """Least engine time that the trace needs ÷ span of its arrivals, whatever the three flags.
 
@@ -299,7 +423,7 @@ def extrapolated_share(run: Replay, covered: Covered) -> float:
 
 
 def in_order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """Candidates by budget, seats, threshold."""
+    """Candidates by budget, seats, threshold, and further flags."""
     return tuple(sorted(candidates, key=lambda c: _order(c.engine_config)))
 
 
@@ -313,13 +437,9 @@ def _configs(space: SearchSpace, today: EngineConfig, usual: EngineConfig) -> li
 
     A threshold at or above the budget never acts; such combinations are the ones with 0 over again.
     """
-    configs = [
-        replace(today, max_num_batched_tokens=budget, max_num_seqs=num_seqs, long_prefill_token_threshold=threshold)
-        for budget, num_seqs, threshold in product(
-            space.max_num_batched_tokens, space.max_num_seqs, space.long_prefill_token_threshold
-        )
-        if threshold < budget
-    ]
+    combinations = product(*(space.values(name) for name in space.searched))
+    configs = [replace(today, **dict(zip(space.searched, values, strict=True))) for values in combinations]
+    configs = [c for c in configs if c.long_prefill_token_threshold < c.max_num_batched_tokens]
     return list(dict.fromkeys(c for c in [today, usual, *configs] if not flag_faults(c)))
 
 
@@ -328,9 +448,20 @@ def _outward(configs: list[EngineConfig], budget: int) -> list[EngineConfig]:
     return sorted(configs, key=lambda c: (abs(np.log(c.max_num_batched_tokens / budget)), _order(c)))
 
 
-def _order(config: EngineConfig) -> tuple[int, int, int]:
-    """Budget, seats, threshold."""
-    return config.max_num_batched_tokens, config.max_num_seqs, config.long_prefill_token_threshold
+def _order(config: EngineConfig) -> tuple[float, ...]:
+    """Budget, seats, threshold, and further flags."""
+    return (
+        config.max_num_batched_tokens,
+        config.max_num_seqs,
+        config.long_prefill_token_threshold,
+        config.num_gpu_blocks,
+        config.max_num_active_seqs or config.max_num_seqs,
+        config.long_prefill_token_threshold_adaptive,
+        config.watermark,
+        config.enable_chunked_prefill,
+        config.scheduling_policy == "priority",
+        config.async_scheduling,
+    )
 
 
 def _round(budget: float) -> int:
@@ -390,9 +521,10 @@ class _Replays:
         self.num_planned = self.num_done + len(configs)
         for num_seqs in sorted({c.max_num_seqs for c in configs}, reverse=True):
             these = [c for c in configs if c.max_num_seqs == num_seqs and c not in self.known]
-            # The largest budget first and alone: what its steps never carry, no smaller budget can cut.
-            largest = sorted(these, key=lambda c: (-c.max_num_batched_tokens, c.long_prefill_token_threshold))[:1]
-            for group in (largest, [c for c in these if c not in largest]):
+            # The largest budget first, with the rest alike: what its steps never carry, no smaller budget can cut.
+            by_budget = sorted(these, key=lambda c: c.max_num_batched_tokens)
+            largest = {replace(c, max_num_batched_tokens=0): c for c in by_budget}.values()
+            for group in (list(largest), [c for c in these if c not in largest]):
                 unknown = [c for c in group if not self.share_result(c)]
                 self.num_planned -= len(group) - len(unknown)
                 self.run(unknown)
@@ -420,23 +552,68 @@ class _Replays:
                 return True
         return False
 
-    def probability_met(self, model: Model, best: Candidate) -> float | None:
-        """Share of joint draws of the coefficients under which `best` still meets every target."""
-        if isinstance(model, StepTime) or len(model.draws) == 0:
-            return None
-        draws = model.draws[np.linspace(0, len(model.draws) - 1, NUM_DRAWS).astype(int)]
+    def choose(
+        self, model: Model, ranked: list[Candidate], objective: Objective
+    ) -> tuple[Candidate | None, tuple[Confidence, ...]]:
+        """The choice among settings that meet every target, best by the objective first, and how sure each is."""
+        step_times = None if isinstance(model, StepTime) or len(model.draws) == 0 else self.drawn_step_times(model)
+        seeds = tuple(range(NUM_DRAWS)) if can_resample(self.trace) else None
+        if not ranked or (step_times is None and seeds is None):
+            return (ranked[0] if ranked else None), ()
+        judged = [ranked[0]]
+        found = [Confidence(c.engine_config, *odds(self.draw(c, step_times, seeds), self.slo)) for c in judged]
+        if found[0].together < 1.0 and objective is not Objective.PARETO:
+            judged += _runners_up(ranked, objective, self.slo)
+            found += [Confidence(c.engine_config, *odds(self.draw(c, step_times, seeds), self.slo)) for c in judged[1:]]
+        place = max(range(len(judged)), key=lambda i: (found[i].together, -i))
+        found[place] = self.alone(found[place], judged[place], step_times, seeds)
+        return judged[place], tuple(found)
+
+    def alone(
+        self,
+        sure: Confidence,
+        candidate: Candidate,
+        step_times: tuple[StepTime, ...] | None,
+        seeds: tuple[int, ...] | None,
+    ) -> Confidence:
+        """The choice under each of the two by itself as well; where only one is known, that was judged already."""
+        if step_times is None:
+            return replace(sure, traffic=sure.together)
+        if seeds is None:
+            return replace(sure, step_times=sure.together)
+        return replace(
+            sure,
+            step_times=odds(self.draw(candidate, step_times, None), self.slo)[0],
+            traffic=odds(self.draw(candidate, None, seeds), self.slo)[0],
+        )
+
+    def drawn_step_times(self, model: StepTimeFit | SavedModel) -> tuple[StepTime, ...]:
+        """Coefficients from all over the joint sample."""
+        rows = np.linspace(0, len(model.draws) - 1, NUM_DRAWS).astype(int)
+        return tuple(step_time_from_seconds(draw) for draw in model.draws[rows])
+
+    def draw(
+        self, candidate: Candidate, step_times: tuple[StepTime, ...] | None, seeds: tuple[int, ...] | None
+    ) -> list[Candidate]:
+        """The setting under each draw; of None, what is known."""
         futures = [
             self.executor.submit(
-                evaluate,
+                evaluate_draw,
                 self.trace,
-                best.engine_config,
-                step_time_from_seconds(draw),
+                candidate.engine_config,
+                self.step_time if step_times is None else step_times[i],
                 self.slo,
+                None if seeds is None else seeds[i],
                 self.cancel,
             )
-            for draw in draws
+            for i in range(NUM_DRAWS)
         ]
-        return sum(future.result().meets for future in self.as_completed(futures)) / len(futures)
+        self.num_planned += NUM_DRAWS
+        for _ in self.as_completed(futures):
+            self.num_done += 1
+            if self.on_progress is not None:
+                self.on_progress(self.num_done, self.num_planned, candidate)
+        return [future.result() for future in futures]
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -466,6 +643,52 @@ def _rank(candidate: Candidate, objective: Objective, today: EngineConfig) -> tu
         Objective.PARETO: (num_changes, *ttft),
     }[objective]
     return (*first, summary.itl_at_percentile_s, num_changes, *_order(candidate.engine_config))
+
+
+def _runners_up(ranked: list[Candidate], objective: Objective, slo: Slo) -> list[Candidate]:
+    """Those farthest from the limits that give up little of the objective; of settings that act alike, the first."""
+    best = _measure(ranked[0], objective)
+    different = {_behaviour(c): c for c in ranked[::-1]}
+    near = [c for c in different.values() if _measure(c, objective) <= best + GIVES_UP * abs(best)]
+    farthest = sorted((c for c in near if c is not ranked[0]), key=lambda c: (nearness(c, slo), ranked.index(c)))
+    return sorted(farthest[:NUM_RUNNERS_UP], key=ranked.index)
+
+
+def _behaviour(candidate: Candidate) -> tuple[object, ...]:
+    """What settings have in common that act alike on the trace."""
+    summary = candidate.summary
+    return summary.itl, summary.ttft, summary.e2e, summary.output_tokens_per_s
+
+
+def _measure(candidate: Candidate, objective: Objective) -> float:
+    """What the objective wants small."""
+    return _rank(candidate, objective, candidate.engine_config)[0]
+
+
+def _left_out(candidate: Candidate, least: int) -> Rejection | None:
+    """Whether a candidate meets the targets for fewer requests than others can run."""
+    num = candidate.summary.num_never_run
+    return Rejection(Reason.TURNS_AWAY, num, least, "requests") if candidate.meets and num > least else None
+
+
+def _surer(
+    candidate: Candidate,
+    best: Candidate | None,
+    ranked: list[Candidate],
+    finalists: tuple[Confidence, ...],
+    slo: Slo,
+) -> Rejection | None:
+    """Why a candidate that the objective would have preferred is not the choice; None where it would not have been.
+
+    Of settings that act alike one was judged for all.
+    """
+    if best is None or candidate not in ranked[: ranked.index(best)]:
+        return None
+    sure = {_behaviour(c): f.together for f in finalists for c in ranked if c.engine_config == f.engine_config}
+    if _behaviour(candidate) in sure:
+        missed, least = 1.0 - sure[_behaviour(candidate)], 1.0 - sure[_behaviour(best)]
+        return Rejection(Reason.LESS_SURE, missed, least, "")
+    return Rejection(Reason.LESS_MARGIN, nearness(candidate, slo), nearness(best, slo), "")
 
 
 def _distance(candidate: Candidate) -> tuple[float, ...]:

@@ -1,11 +1,12 @@
 """Results in words: the sentences that the screen, the command line and the exports share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.candidates import Candidate, Reason, Rejection
 from planner.capacity import Curve, Headroom, Replicas, Window
+from planner.confidence import TargetOdds
 from planner.engine_config import VLLM_VERSION, EngineConfig
-from planner.search import Objective, Recommendation
+from planner.search import GIVES_UP, NUM_DRAWS, SEARCHED, Objective, Recommendation
 from planner.slo import ClassTarget, Slo
 from traces.requests import RequestTrace
 
@@ -55,7 +56,10 @@ def _judged(plan: Recommendation) -> tuple[str, str]:
             f"takes longer than the {seconds(plan.slo.itl_s)} target (d = {seconds(plan.typical_decode_s)})."
         )
     reasons = "; ".join(rejection_sentence(v) for v in closest.violations)
-    return "missed", f"Missed by every setting tried. The closest is {flags_in_words(closest)}: {reasons}."
+    return (
+        "missed",
+        f"Missed by every setting tried. The closest is {flags_in_words(closest, plan.space.searched)}: {reasons}.",
+    )
 
 
 def _met_sentence(plan: Recommendation, best: Candidate) -> str:
@@ -106,6 +110,14 @@ def rejection_sentence(rejection: Rejection) -> str:
         return f"meets the targets, and none beats it in both gap and TTFT ({seconds(rejection.measured)})"
     if rejection.reason is Reason.BEATEN:
         return f"meets the targets, but another is no worse in gap and in TTFT ({seconds(rejection.measured)})"
+    if rejection.reason is Reason.TURNS_AWAY:
+        return f"meets the targets, but {rejection.measured:,.0f} requests can never run against {rejection.limit:,.0f}"
+    if rejection.reason is Reason.LESS_SURE:
+        missed, least = (f"{100 * share:.3g} %" for share in (rejection.measured, rejection.limit))
+        return f"meets the targets, but misses one in {missed} of the draws against {least}"
+    if rejection.reason is Reason.LESS_MARGIN:
+        near, other = (f"{100 * share:.3g} %" for share in (rejection.measured, rejection.limit))
+        return f"meets the targets, but comes to {near} of a limit against {other}"
     percentile = "" if rejection.percentile is None else f"p{100 * rejection.percentile:g} "
     what = {
         Reason.ITL: f"{percentile}token gap",
@@ -142,6 +154,8 @@ def binding_constraint(plan: Recommendation) -> str:
     """What keeps the answer from being better, in a sentence."""
     if plan.best is None:
         return "No setting meets the targets: see what the closest one misses."
+    if plan.finalists and plan.best.engine_config != plan.finalists[0].engine_config:
+        return "Certainty decides: what the objective would have preferred misses a target more often."
     if plan.objective is not Objective.LOWEST_TTFT:
         return "The objective decides: nothing that was tried and meets the targets does better by it."
     best_ttft = plan.best.summary.ttft_at_percentile_s
@@ -155,7 +169,8 @@ def binding_constraint(plan: Recommendation) -> str:
     if tempting:
         nearest = min(tempting, key=lambda c: max(v.measured / v.limit for v in c.violations))
         return (
-            f"The target binds: {flags_in_words(nearest)} would give TTFT p{100 * plan.slo.ttft_percentile:g} "
+            f"The target binds: {flags_in_words(nearest, plan.space.searched)} "
+            f"would give TTFT p{100 * plan.slo.ttft_percentile:g} "
             f"{seconds(nearest.summary.ttft_at_percentile_s)}, but {rejection_sentence(nearest.violations[0])}."
         )
     if plan.best.summary.num_preemptions:
@@ -163,20 +178,89 @@ def binding_constraint(plan: Recommendation) -> str:
     return "No target binds: nothing that misses one would bring the first token sooner."
 
 
+def kv_sentence(plan: Recommendation) -> str | None:
+    """What a chosen KV cache of another size asks for; None where it is today's."""
+    config, today = plan.closest.engine_config, plan.today.engine_config
+    if config.num_gpu_blocks == today.num_gpu_blocks:
+        return None
+    return (
+        f"This needs a KV cache of {config.num_kv_tokens:,} tokens instead of {today.num_kv_tokens:,}: choose "
+        "--gpu-memory-utilization so that vLLM prints it at start."
+    )
+
+
+def confidence_sentences(plan: Recommendation) -> tuple[str, ...]:
+    """How often the targets hold when step times and traffic are drawn anew, and what that did to the choice."""
+    if plan.best is None:
+        return ()
+    if not plan.finalists:
+        return (
+            "How sure that is, is not known: coefficients given by hand have no interval, and traffic that is short or "
+            "all at once cannot be drawn anew.",
+        )
+    chosen = next(f for f in plan.finalists if f.engine_config == plan.best.engine_config)
+    drawn = {"the fitted coefficients": chosen.step_times, "the traffic": chosen.traffic}
+    known = {what: share for what, share in drawn.items() if share is not None}
+    alone = "".join(f"; with {what} alone, {100 * share:.0f} %" for what, share in known.items() if len(known) > 1)
+    by_target = ", ".join(f"{_odds_name(one, plan.slo)} {100 * one.probability:.0f} %" for one in chosen.by_target)
+    said = [
+        f"Probability that the targets are met, with {' and '.join(known)} drawn anew: {100 * chosen.together:.0f} % "
+        f"({NUM_DRAWS} draws{alone}). Each by itself: {by_target}."
+    ]
+    said += [f"Unknown is what {what} could do: {MISSING[what]}." for what, share in drawn.items() if share is None]
+    if len(plan.finalists) > 1:
+        configs = {c.engine_config: c for c in plan.candidates}
+        others = "; ".join(
+            f"{flags_in_words(configs[f.engine_config], plan.space.searched)} {100 * f.together:.0f} %"
+            for f in plan.finalists
+            if f is not chosen
+        )
+        said.append(
+            f"Among settings within {100 * GIVES_UP:.0f} % of the best by the objective, the one whose targets hold in "
+            f"most draws is taken; the others: {others}."
+        )
+    return tuple(said)
+
+
+MISSING = {
+    "the fitted coefficients": "given by hand, they have no interval",
+    "the traffic": "too short, or all at once, it cannot be drawn anew",
+}
+"""Why something was not drawn."""
+
+
+def _odds_name(one: TargetOdds, slo: Slo) -> str:
+    """A target in a few words."""
+    what = {
+        Reason.UNSTABLE: "keeps up",
+        Reason.ITL: f"p{100 * slo.itl_percentile:g} token gap",
+        Reason.WORST_GAP: "worst gap",
+        Reason.TTFT: f"p{100 * slo.ttft_percentile:g} TTFT",
+        Reason.E2E: f"p{100 * slo.e2e_percentile:g} E2E",
+        Reason.STALLED_SHARE: "stalled time",
+    }[one.reason]
+    return what if one.target is None else f"{what} of {class_in_words(one.target)}"
+
+
 def no_op_flags(plan: Recommendation) -> tuple[str, ...]:
     """Flags of the chosen setting that never act on this trace, in words."""
     candidate = plan.best or plan.closest
     config, summary = candidate.engine_config, candidate.summary
     found = []
-    if summary.peak_running < config.max_num_seqs:
-        found.append(
-            f"max_num_seqs {config.max_num_seqs:,} is never reached: at most {summary.peak_running:,} requests run."
-        )
+    caps = {"max_num_seqs": config.max_num_seqs, "max_num_active_seqs": config.max_num_active_seqs}
+    for name, cap in caps.items():
+        if cap is not None and summary.peak_running < cap:
+            found.append(f"{name} {cap:,} is never reached: at most {summary.peak_running:,} requests run.")
     if summary.max_step_tokens < config.max_num_batched_tokens:
         found.append(
             f"max_num_batched_tokens {config.max_num_batched_tokens:,} is never reached: "
             f"no step carries more than {summary.max_step_tokens:,} tokens."
         )
+    known = {c.engine_config: c.summary for c in plan.candidates}
+    for name in plan.space.searched[len(SEARCHED) :]:
+        others = [known.get(replace(config, **{name: value})) for value in plan.space.values(name)]
+        if len(others) > 1 and all(other == summary for other in others):
+            found.append(f"{name} never acts: every value that was tried gives the same numbers.")
     return tuple(found)
 
 
@@ -302,13 +386,35 @@ def not_simulated() -> tuple[str, ...]:
     )
 
 
-def flags_in_words(candidate: Candidate) -> str:
-    """The three searched flags."""
-    config = candidate.engine_config
-    return (
-        f"budget {config.max_num_batched_tokens:,}, seats {config.max_num_seqs:,}, "
-        f"threshold {config.long_prefill_token_threshold or 'off'}"
-    )
+def flags_in_words(candidate: Candidate, names: tuple[str, ...] = SEARCHED) -> str:
+    """The searched flags."""
+    return ", ".join(f"{FLAG_NAMES[name]} {flag_value(name, getattr(candidate.engine_config, name))}" for name in names)
+
+
+FLAG_NAMES = {
+    "max_num_batched_tokens": "budget",
+    "max_num_seqs": "seats",
+    "long_prefill_token_threshold": "threshold",
+    "num_gpu_blocks": "KV blocks",
+    "max_num_active_seqs": "admission cap",
+    "long_prefill_token_threshold_adaptive": "adaptive threshold",
+    "watermark": "watermark",
+    "enable_chunked_prefill": "chunked prefill",
+    "scheduling_policy": "policy",
+    "async_scheduling": "async scheduling",
+}
+"""The flags that can be searched, as they are called in a sentence."""
+
+
+def flag_value(name: str, value: str | int | float | bool | None) -> str:
+    """What a searched flag is set to."""
+    if name == "long_prefill_token_threshold" and value == 0:
+        return "off"
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value if isinstance(value, str) else f"{value:,}"
 
 
 def seconds(value_s: float) -> str:

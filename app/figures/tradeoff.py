@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from app.figures import theme
 from app.figures.labels import ITL, TTFT, Quantity, answer_label, percentile
 from planner.candidates import Candidate
-from planner.search import SEARCHED, Recommendation
+from planner.search import Recommendation
 from planner.verdict import flags_in_words, seconds
 
 
@@ -40,7 +40,7 @@ def gap_against_ttft(plan: Recommendation) -> go.Figure:
             name=f"{name} ({sum(p.num_settings for p in these)} settings)",
             mode="markers",
             marker={"color": look.colour, "symbol": look.symbol, "size": 8, "line": {"width": 2, "color": look.colour}},
-            customdata=[[_hover(p), *_flags(p.candidate)] for p in these],
+            customdata=[[_hover(plan, p), *_flags(plan, p.candidate)] for p in these],
             hovertemplate="%{customdata[0]}<extra></extra>",
         )
     front = _front(points)
@@ -89,21 +89,22 @@ def candidate_at(plan: Recommendation, customdata: Sequence[object]) -> Candidat
     plan : Recommendation
         The plan that was drawn.
     customdata : sequence
-        As the browser sends it back: words, then the three flags.
+        As the browser sends it back: words, then the searched flags.
     """
     drawn = (*plan.candidates, plan.closest, plan.today, plan.vllm_default)
-    return next((candidate for candidate in drawn if _flags(candidate) == tuple(customdata[1:])), None)
+    return next((candidate for candidate in drawn if _flags(plan, candidate) == tuple(customdata[1:])), None)
 
 
-def _flags(candidate: Candidate) -> tuple[int, ...]:
-    """The three flags that tell settings apart."""
-    return tuple(getattr(candidate.engine_config, flag) for flag in SEARCHED)
+def _flags(plan: Recommendation, candidate: Candidate) -> tuple[int | float | str | None, ...]:
+    """The flags that tell settings apart."""
+    return tuple(getattr(candidate.engine_config, flag) for flag in plan.space.searched)
 
 
-def _hover(point: _Point) -> str:
+def _hover(plan: Recommendation, point: _Point) -> str:
     """What the pointer shows."""
     more = f"<br>and {point.num_settings - 1} more settings with this result" if point.num_settings > 1 else ""
-    return f"{flags_in_words(point.candidate)}<br>gap {seconds(point.itl_s)}, TTFT {seconds(point.ttft_s)}{more}"
+    flags = flags_in_words(point.candidate, plan.space.searched)
+    return f"{flags}<br>gap {seconds(point.itl_s)}, TTFT {seconds(point.ttft_s)}{more}"
 
 
 def _front(points: list[_Point]) -> list[_Point]:
@@ -137,7 +138,7 @@ def _add_columns(canvas: go.Figure, plan: Recommendation) -> None:
                 "size": size,
                 "line": {"width": 2, "color": look.colour},
             },
-            customdata=[[f"{name}: {flags_in_words(candidate)}", *_flags(candidate)]],
+            customdata=[[f"{name}: {flags_in_words(candidate, plan.space.searched)}", *_flags(plan, candidate)]],
             hovertemplate="%{customdata[0]}<extra></extra>",
         )
 

@@ -5,6 +5,7 @@ import streamlit as st
 from app import answer, frames, panels, state, widgets
 from app.compute import PlanInputs, PlanJob, Status
 from planner.engine_config import flag_faults
+from planner.search import NO_MORE
 from planner.step_time import StepTime, step_time_of
 
 session = state.session()
@@ -34,6 +35,8 @@ with gpu:
 with st.expander("Today's flags and what is fixed", expanded=session.job is None):
     today = widgets.ask_today(logged, trace.priority is not None, name)
     scheduler = widgets.ask_scheduler()
+with st.expander("Search more flags"):
+    more = widgets.ask_more(today)
 faults = flag_faults(today)
 for fault in faults:
     st.error(f"vLLM would not start: {fault}.", icon=":material/error:")
@@ -46,15 +49,17 @@ inputs = PlanInputs(
     objective=objective,
     today=today,
     default_flags=default_flags,
+    more=more or NO_MORE,
 )
 if inputs != session.inputs:
     session.inputs = inputs
     st.rerun()
 
 # Compute
+is_possible = not faults and more is not None
 is_going = session.job is not None and session.job.is_going
-wanted = st.button("Plan", type="primary", icon=":material/play_arrow:", disabled=bool(faults) or is_going)
-if (wanted or session.wants_plan) and not faults and not is_going:
+wanted = st.button("Plan", type="primary", icon=":material/play_arrow:", disabled=not is_possible or is_going)
+if (wanted or session.wants_plan) and is_possible and not is_going:
     session.start_plan(inputs, trace, model, scheduler)
     st.rerun()
 

@@ -363,6 +363,22 @@ def test_more_targets_are_part_of_the_target(example: AppTest) -> None:
     assert "belong to other inputs" not in words(example)
 
 
+def test_further_flags_are_searched_when_they_are_opened(example: AppTest) -> None:
+    test = shown(example, "plan")
+    test.multiselect(key="more").set_value(["watermark", "scheduling_policy"]).run()
+    assert "scheduling_policy: fcfs, priority" in words(test)
+    test.text_input(key="more_watermark").set_value("2").run()
+    assert any("vLLM allows 0 up to, not including, 1" in error.value for error in test.error)
+    assert next(button for button in test.button if button.label == "Plan").disabled
+    test.text_input(key="more_watermark").set_value("0, 0.2").run()
+    assert "further flags searched" in words(test)
+    planned(press(test, "Plan"))
+    assert "watermark" in test.table[0].value.index
+    test.multiselect(key="more").set_value([]).run()
+    planned(press(test, "Plan"))
+    assert "watermark" not in test.table[0].value.index
+
+
 def test_inputs_survive_a_look_at_another_page(example: AppTest) -> None:
     shown(example, "plan").number_input(key="itl_ms").set_value(55.0).run()
     shown(example, "trace")

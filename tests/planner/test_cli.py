@@ -95,6 +95,19 @@ def test_the_road_from_log_to_flags(capsys, tmp_path):
     assert json.loads(again) == document
 
 
+def test_further_flags_are_searched_when_asked_for(capsys, trace_file):
+    given = ("plan", trace_file, "--base-ms", 8, "--itl-ms", 80)
+    code, out, _ = run(capsys, *given, "--search", "watermark=0,0.05", "--search", "scheduling_policy", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["space"]["more"]["watermark"] == [0, 0.05]
+    assert document["space"]["more"]["scheduling_policy"] == ["fcfs", "priority"]
+    assert {loser["flags"].get("watermark", 0.0) for loser in document["losers"]} == {0.0, 0.05}
+    code, out, err = run(capsys, *given, "--search", "seats")
+    assert (code, out) == (2, "")
+    assert "--search seats: known are num_gpu_blocks" in err
+
+
 def test_a_target_that_no_setting_meets_ends_with_3(capsys, trace_file, tmp_path):
     model = tmp_path / "m.json"
     step_time = {"base_ns": 8_000_000, "per_seq_ns": 60_000, "per_prefill_token_ns": 20_000}

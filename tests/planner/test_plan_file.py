@@ -1,6 +1,7 @@
 """A plan file opens to the plan it was written from, and nothing else opens."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from traces_by_hand import chat_trace, trace_of
 from planner.engine_config import EngineConfig
 from planner.errors import BadPlan
 from planner.plan_file import open_plan, read_plan, save_plan, write_plan
-from planner.search import SearchSpace, recommend
+from planner.search import SEARCHED, More, SearchSpace, recommend
 from planner.slo import Slo
 from planner.step_time import TERMS, Covered, SavedModel, StepTime
 from traces.answers import ReadAnswers
@@ -46,6 +47,26 @@ def test_numbers_that_do_not_exist_come_back_too():
     )
     written = write_plan(saved_plan(trace=trace_of((0.0, 5, 1)), model=model))
     assert write_plan(read_plan(written)) == written
+
+
+def test_further_flags_and_finalists_come_back_too():
+    more = More(max_num_active_seqs=(16, None), watermark=(0.0, 0.05), scheduling_policy=("fcfs",))
+    made = saved_plan(space=replace(SPACE, more=more))
+    written = write_plan(made)
+    opened = read_plan(written)
+    assert write_plan(opened) == written
+    assert repr(opened) == repr(made)
+    assert opened.recommendation.space.more == more
+    assert {c.engine_config.watermark for c in opened.recommendation.candidates} == {0.0, 0.05}
+    assert opened.recommendation.finalists
+
+
+def test_a_plan_of_a_release_without_them_opens(text):
+    document = json.loads(text)
+    del document["finalists"], document["space"]["more"]
+    opened = read_plan(json.dumps(document)).recommendation
+    assert opened.finalists == ()
+    assert opened.space.searched == SEARCHED
 
 
 def test_an_opened_plan_is_the_plan(text):

@@ -9,12 +9,22 @@ import pytest
 from traces_by_hand import chat_trace, trace_of
 
 from planner.candidates import Reason, evaluate
-from planner.engine_config import EngineConfig, changed_flags
+from planner.engine_config import EngineConfig, changed_flags, flag_faults
 from planner.errors import BadFlags, Cancelled
 from planner.replay import replay
-from planner.search import Objective, SearchSpace, closed_form_budget, extrapolated_share, offered_load, recommend
+from planner.search import (
+    More,
+    Objective,
+    SearchSpace,
+    closed_form_budget,
+    extrapolated_share,
+    offered_load,
+    read_more,
+    recommend,
+)
 from planner.slo import Slo
 from planner.step_time import Covered, StepTime
+from planner.verdict import kv_sentence, no_op_flags, rejection_sentence
 
 STEP_TIME = StepTime(8_000_000, 60_000, 60_000)
 TODAY = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=64, num_gpu_blocks=4001)
@@ -57,7 +67,8 @@ def test_search_equals_exhaustive_search(objective):
         Objective.MOST_HEADROOM: lambda s: s.itl_at_percentile_s,
         Objective.HIGHEST_THROUGHPUT: lambda s: -s.output_tokens_per_s,
     }[objective]
-    assert measure(found.best.summary) == min(measure(s) for s in fitting)
+    first = found.finalists[0].engine_config
+    assert measure(numbers[first]) == min(measure(s) for s in fitting)
     assert found.num_replays < len(found.candidates), "flags that cannot act share a replay"
 
 
@@ -208,3 +219,78 @@ def test_share_of_steps_outside_the_calibrated_range():
     assert extrapolated_share(run, Covered(64, 1000, float("nan"))) == 0.0
     assert extrapolated_share(run, Covered(64, 999, float("nan"))) == pytest.approx(1 / len(run.steps))
     assert extrapolated_share(run, Covered(64, 1000, 5.0)) == pytest.approx(9 / len(run.steps))
+
+
+MORE_VALUES = More(
+    num_gpu_blocks=(900, 4001),
+    max_num_active_seqs=(12, None),
+    long_prefill_token_threshold_adaptive=(False, True),
+    watermark=(0.0, 0.1),
+    enable_chunked_prefill=(False, True),
+    scheduling_policy=("fcfs", "priority"),
+    async_scheduling=(False, True),
+)
+
+
+def test_search_over_further_flags_equals_exhaustive_search():
+    """Every combination that vLLM accepts, replayed by itself, gives the same numbers and the same first choice."""
+    today, trace = replace(TODAY, max_model_len=14_000), chat_trace(80)
+    space = SearchSpace((512, 16_384), (16, 64), (0, 200), more=MORE_VALUES)
+    found = recommend(trace, STEP_TIME, today, SLO, default_flags=(8192, 1024), space=space)
+    numbers = {c.engine_config: c for c in found.candidates}
+    tried = set()
+    for values in product(*(space.values(name) for name in space.searched)):
+        config = replace(today, **dict(zip(space.searched, values, strict=True)))
+        if not flag_faults(config):
+            tried.add(config)
+            alone = evaluate(trace, config, STEP_TIME, SLO)
+            assert repr(numbers[config].summary) == repr(alone.summary)
+    assert numbers.keys() - tried <= {found.today.engine_config, found.vllm_default.engine_config}
+    assert len(tried) > 400
+    assert found.num_replays < len(tried)
+    fitting = [c for c in numbers.values() if c.meets and c.summary.num_never_run == 0]
+    least_s = min(c.summary.ttft_at_percentile_s for c in fitting)
+    assert found.best.summary.ttft_at_percentile_s == least_s
+    assert len(found.losers) == len(found.candidates) - 1
+
+
+def test_turning_requests_away_wins_nothing():
+    """Half the KV cache cannot hold the long prompts; without them the rest is faster, and that does not count."""
+    space = SearchSpace((512, 1024), (64,), (0,), more=More(num_gpu_blocks=(600, 4001)))
+    found = plan(chat_trace(80), space=space)
+    reasons = {c.engine_config: rejection for c, rejection in found.losers}
+    small = [c for c in found.candidates if c.engine_config.num_gpu_blocks == 600]
+    assert any(c.meets for c in small)
+    for candidate in small:
+        if candidate.meets:
+            assert reasons[candidate.engine_config].reason is Reason.TURNS_AWAY
+            assert "never run" in rejection_sentence(reasons[candidate.engine_config])
+    assert found.best.engine_config.num_gpu_blocks == 4001
+
+
+def test_further_flags_are_read_from_words():
+    assert read_more((), TODAY) == More()
+    more = read_more(("watermark=0.05,0", "async-scheduling", "max_num_active_seqs=none,400", "num_gpu_blocks"), TODAY)
+    assert more == More(
+        watermark=(0.0, 0.05),
+        async_scheduling=(False, True),
+        max_num_active_seqs=(400, None),
+        num_gpu_blocks=(3201, 3601, 4001, 4401),
+    )
+    for text, said in (
+        ("seats", "known are"),
+        ("watermark=much", "write values"),
+        ("async_scheduling=perhaps", "write values"),
+        ("watermark=2", "vLLM allows"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read_more((text,), TODAY)
+
+
+def test_a_flag_that_changes_nothing_is_named_and_the_kv_cache_that_is_needed_is_said():
+    space = SearchSpace((512, 8192), (64,), (0,), more=More(scheduling_policy=("fcfs", "priority")))
+    said = no_op_flags(plan(chat_trace(80), space=space))
+    assert "scheduling_policy never acts: every value that was tried gives the same numbers." in said
+    assert kv_sentence(plan(chat_trace(80))) is None
+    larger = plan(chat_trace(80), space=SearchSpace((512,), (64,), (0,), more=More(num_gpu_blocks=(8001,))))
+    assert "128,000 tokens instead of 64,000" in kv_sentence(larger)

@@ -455,6 +455,15 @@ def losers(plan: Recommendation) -> pd.DataFrame:
     )
 
 
+def rounded(table: pd.DataFrame) -> pd.DataFrame:
+    """A table for reading: three significant digits, still numbers, so that columns sort."""
+
+    def three(value: object) -> object:
+        return float(f"{value:.3g}") if isinstance(value, float) else value
+
+    return table.map(three)
+
+
 def flags_in_full(config: EngineConfig) -> str:
     """The three flags that are searched, by the names that vLLM gives them."""
     return (
@@ -470,7 +479,7 @@ def worst_gaps(trace: RequestTrace, gaps: tuple[WorstGap, ...]) -> pd.DataFrame:
             "no.": [f"{k}" for k in range(1, len(gaps) + 1)],
             "gap": [_unbroken(seconds(gap.gap_s)) for gap in gaps],
             "from": [_unbroken(moment(gap.start_s)) for gap in gaps],
-            "request": [f"{data_row(trace, gap.request):,}" for gap in gaps],
+            "request": [f"{data_row(trace, gap.request)}" for gap in gaps],
             "streams that wait": [f"{gap.num_requests:,}" for gap in gaps],
             "cause, simulated": [literal(gap_sentence(trace, gap)) for gap in gaps],
         }

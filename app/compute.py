@@ -23,6 +23,7 @@ from planner.engine_config import EngineConfig
 from planner.errors import Cancelled
 from planner.executors import executor_at
 from planner.inside.chrome_trace import chrome_trace
+from planner.inside.lesson import Turn, lesson
 from planner.inside.phases import Life, life_of
 from planner.inside.step_table import StepRow, step_table
 from planner.inside.timeline import Timeline, timeline
@@ -356,6 +357,13 @@ def steps_around(setting: Setting, moment_s: float, _trace: RequestTrace) -> tup
 def life(setting: Setting, request: int, _trace: RequestTrace) -> Life:
     """One request from its arrival to its last token."""
     return life_of(_trace, replayed(setting, _trace), request)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Replaying …")
+def lesson_of(config: EngineConfig) -> tuple[Turn, ...]:
+    """The toy replay of the method page."""
+    compiler().wait(lambda: False)
+    return lesson(config)
 
 
 def file_window(run: Replay, window_s: tuple[float, float], moment_s: float) -> tuple[tuple[float, float], int]:

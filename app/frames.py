@@ -19,9 +19,11 @@ from app.figures.labels import (
     three_digits,
     threshold,
 )
+from app.figures.lesson import letter
 from planner.align import Difference
 from planner.candidates import Candidate
 from planner.engine_config import EngineConfig
+from planner.inside.lesson import TOY_STEP_TIME, GapShare, Turn
 from planner.inside.phases import Life, PhaseKind
 from planner.inside.recording import Share
 from planner.inside.step_table import StepRow
@@ -552,6 +554,54 @@ def _decoded(trace: RequestTrace, shares: tuple[Share, ...]) -> str:
 def _head(trace: RequestTrace, row: StepRow) -> str:
     """Who stands first in the queue, and why there."""
     return "" if row.head is None else f"{data_row(trace, row.head)}: {WAITING_FOR[row.held_by]}"
+
+
+def toy_sentence(turn: Turn) -> str:
+    """What a step of the toy replay does, and how long it takes by the equation."""
+    prefill = sum(share.num_tokens for share in turn.row.prefilled)
+    num = len(turn.row.prefilled) + len(turn.row.decoded)
+    base_ms, per_seq_ms, per_token_ms = (value_ns / 1e6 for value_ns in TOY_STEP_TIME[:3])
+    took_ms = (turn.row.end_s - turn.row.start_s) * MS_PER_S
+    said = (
+        f"{base_ms:g} ms + {num} × {per_seq_ms:g} ms + {prefill} prefill tokens × {per_token_ms:g} ms "
+        f"= {three_digits(took_ms)} ms, simulated."
+    )
+    lost = [f"{letter(share.request)} is preempted and loses {share.num_tokens} tokens" for share in turn.row.preempted]
+    ended = [f"{letter(request)} gets its last token" for request in turn.row.finished]
+    return " ".join([said, *(f"{event}." for event in (*lost, *ended))])
+
+
+def toy_gaps(turn: Turn) -> pd.DataFrame:
+    """Every request with a gap: how large, how much of it is closed, and why not more."""
+
+    def why(share: GapShare) -> str:
+        if share.num_tokens == share.gap:
+            return "closed: one more token" if share.gap == 1 else "closed: first token"
+        if share.num_tokens:
+            return "cut by the budget or the threshold"
+        return WAITING_FOR[turn.row.held_by] if share.request == turn.row.head else "behind the first in the queue"
+
+    return pd.DataFrame(
+        {
+            "request": [letter(share.request) for share in turn.shares],
+            "known": [f"{share.num_known}" for share in turn.shares],
+            "computed": [f"{share.num_computed}" for share in turn.shares],
+            "gap": [f"{share.gap}" for share in turn.shares],
+            "gets": [f"{share.num_tokens}" for share in turn.shares],
+            "": [why(share) for share in turn.shares],
+        }
+    )
+
+
+def flags_explained(flags: dict[str, tuple[str, str]]) -> pd.DataFrame:
+    """What lowering each flag gives, and what it costs."""
+    rows = [(literal(flag), gives, costs) for flag, (gives, costs) in flags.items()]
+    return pd.DataFrame(rows, columns=["lowered", "gives", "costs"])
+
+
+def two_columns(pairs: dict[str, str], names: tuple[str, str]) -> pd.DataFrame:
+    """Words and what is said about them."""
+    return pd.DataFrame([(f"**{literal(a)}**", literal(b)) for a, b in pairs.items()], columns=list(names))
 
 
 def life_sums(life: Life) -> pd.DataFrame:

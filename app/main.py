@@ -8,7 +8,7 @@ STYLE = """<style>
 /* Streamlit leaves a hand's breadth above the page; the verdict is to be on the first screen. */
 .stMainBlockContainer {padding-top: 4rem; padding-bottom: 3rem}
 /* Columns that would be too narrow for what is in them go below each other. */
-.stColumn:has(.stPlotlyChart) {min-width: min(23rem, 100%)}
+.stColumn:has(.stPlotlyChart), .stColumn:has(.stTable) {min-width: min(23rem, 100%)}
 .stColumn:has(.stMetric) {min-width: 12rem}
 .stColumn:has(.stNumberInput) {min-width: 10rem}
 .st-key-strip .stColumn {min-width: 16rem}
@@ -25,6 +25,7 @@ page = st.navigation(
         st.Page(panels.PAGES["plan"], title="Plan", icon=":material/insights:"),
         st.Page(panels.PAGES["inspect"], title="Inspect", icon=":material/troubleshoot:"),
         st.Page(panels.PAGES["export"], title="Export", icon=":material/download:"),
+        st.Page(panels.PAGES["method"], title="Method", icon=":material/school:"),
     ],
     position="top",
 )

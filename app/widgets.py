@@ -12,9 +12,11 @@ from streamlit.typing import UploadedFile
 from app.figures.calibration import Against
 from app.figures.labels import MS_PER_S, TERMS
 from app.frames import ROLES
+from app.glossary import GLOSSARY
 from planner.command import MODEL, MODEL_NAME
 from planner.engine_config import GPU_TIERS, EngineConfig
 from planner.executors import ADDRESS_VARIABLE
+from planner.inside.lesson import toy_config
 from planner.routing import Routing
 from planner.search import Objective
 from planner.slo import ClassTarget, Slo, read_class_target
@@ -627,6 +629,31 @@ def ask_moment(moment_s: float, end_s: float, name: str) -> float:
         "%.4f",
         key=name,
         help="The step that runs then stands in the middle of the table. Filled in: the step that ends the gap.",
+    )
+
+
+def ask_toy() -> EngineConfig:
+    """Ask for the flags of the toy replay."""
+    budget, threshold, kv = st.columns(3, vertical_alignment="bottom")
+    with budget:
+        budget_asked = st.select_slider(
+            "Budget, tokens", (8, 16, 24, 32), 16, key="toy_budget", help=GLOSSARY["budget"]
+        )
+    with threshold:
+        threshold_asked = st.select_slider(
+            "Threshold, tokens (0: off)", (0, 4, 8), 0, key="toy_threshold", help=GLOSSARY["threshold"]
+        )
+    with kv:
+        kv_asked = st.select_slider(
+            "KV cache, tokens", (72, 96, 128), 128, key="toy_kv", help="With 72, requests are preempted."
+        )
+    return toy_config(budget_asked, threshold_asked, kv_asked)
+
+
+def ask_toy_step(num_steps: int, name: str) -> int:
+    """Ask for a step of the toy replay, counted from 1."""
+    return st.slider(
+        "Step", 1, num_steps, min(5, num_steps), key=name, help="Drag, or use the arrow keys, to go step by step."
     )
 
 

@@ -12,7 +12,7 @@ from app import compute
 from planner.plan_file import read_plan, save_plan, write_plan
 from planner.search import Recommendation
 from planner.step_time import StepTimeFit, write_model
-from planner.verdict import seconds
+from planner.verdict import not_simulated, seconds
 from traces.measured import read_measured
 from traces.requests import RequestTrace
 from traces.workload import PRESETS, make_trace
@@ -556,3 +556,17 @@ def test_cancel_keeps_the_last_result() -> None:
     assert "Cancelled." in words(test)
     assert "These results belong to other inputs" in words(test)
     assert not test.exception
+
+
+def test_the_method_page_steps_through_a_toy_replay() -> None:
+    test = opened("method")
+    assert {chart.key for chart in test.get("plotly_chart")} == {"lesson"}
+    assert "**Step 5**: 8 ms + 3 × 0.5 ms + 14 prefill tokens × 2 ms = 37.5 ms, simulated." in words(test)
+    assert test.table[0].value["gets"].tolist() == ["1", "1", "14"]
+    test.slider[0].set_value(8).run()
+    assert test.table[0].value.loc[4].tolist() == ["E", "5", "0", "5", "0", "all seats (max_num_seqs) were taken"]
+    test.select_slider(key="toy_kv").set_value(72).run()
+    assert not test.exception
+    test.slider[0].set_value(8).run()
+    assert "D is preempted and loses 2 tokens." in words(test)
+    assert all(thing in words(test) for thing in not_simulated())

@@ -33,6 +33,7 @@ from planner.metrics import Distribution, distribution, itl, ttft_s
 from planner.plan_file import SavedPlan, read_plan, save_plan
 from planner.replay import Replay, replay, warm_up
 from planner.routing import Routing
+from planner.scenario import Scenario, evaluate_scenario
 from planner.search import Objective, Recommendation
 from planner.slo import Slo
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model
@@ -303,6 +304,21 @@ def capacity(
             )
 
     return _outcome(find)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Replaying …")
+def what_if(
+    trace_digest: str,
+    engine_configs: tuple[EngineConfig, ...],
+    step_time: StepTime,
+    slo: Slo,
+    scenario: Scenario,
+    _trace: RequestTrace,
+) -> tuple[Candidate, ...]:
+    """Settings under another load, memory or prompt length."""
+    compiler().wait(lambda: False)
+    with executor_at("") as executor:
+        return evaluate_scenario(_trace, engine_configs, step_time, slo, scenario, executor)
 
 
 def window_width_s(span_s: float) -> float:

@@ -373,6 +373,22 @@ def comparison(plan: Recommendation) -> pd.DataFrame:
     return pd.DataFrame(columns, index=pd.Index([*SEARCHED, *(row.label for row in rows)], name="simulated"))
 
 
+def side_by_side(names: tuple[str, ...], candidates: tuple[Candidate, ...], slo: Slo) -> pd.DataFrame:
+    """Some settings, number by number, better or worse than the first; and which targets each misses."""
+    rows, first = measures(slo), candidates[0].summary
+    columns = {
+        literal(name): [
+            *_flags(candidate),
+            f"{candidate.engine_config.num_kv_tokens:,}",
+            "; ".join(rejection_sentence(missed) for missed in candidate.violations) or "met",
+            *(_against(row, candidate.summary, first) for row in rows),
+        ]
+        for name, candidate in zip(names, candidates, strict=True)
+    }
+    labels = [*SEARCHED, "KV cache, tokens", "Targets", *(row.label for row in rows)]
+    return pd.DataFrame(columns, index=pd.Index(labels, name="simulated"))
+
+
 def two_plans(compared: PlanComparison, names: tuple[str, str]) -> pd.DataFrame:
     """Inputs that differ and all answers of two plans side by side, under their names; what differs is marked."""
     rows = [*compared.changed_inputs, *compared.answers]

@@ -122,6 +122,15 @@ def test_a_table_for_reading_has_three_digits_and_still_sorts() -> None:
     assert pd.api.types.is_numeric_dtype(table["gap [ms]"])
 
 
+def test_settings_side_by_side_are_held_against_the_first(plan: Recommendation) -> None:
+    table = frames.side_by_side(("1: a", "2: b"), (plan.today, plan.closest), plan.slo)
+    usual = frames.comparison(plan)
+    for row in frames.measures(plan.slo):
+        assert table.loc[row.label].tolist() == usual.loc[row.label].tolist()[:2]
+    assert table.loc["Targets"].iloc[1] == "met"
+    assert table.loc["Targets"].iloc[0] != "met"
+
+
 def test_gaps_steps_and_phases_count_data_rows_from_one(
     trace: RequestTrace, fit: StepTimeFit, plan: Recommendation
 ) -> None:

@@ -187,7 +187,9 @@ def _show_losers(plan: Recommendation) -> None:
     """List every other setting with the reason it lost."""
     table = frames.losers(plan)
     with st.expander(f"Why the other {len(table):,} settings lost"):
-        chosen = st.dataframe(table, hide_index=True, key="losers", on_select="rerun", selection_mode="single-row")
+        chosen = st.dataframe(
+            frames.rounded(table), hide_index=True, key="losers", on_select="rerun", selection_mode="single-row"
+        )
         rows = [row for row in chosen["selection"]["rows"] if row < len(plan.losers)]
         if rows:
             candidate, _ = plan.losers[rows[0]]

@@ -27,6 +27,7 @@ from planner.engine_config import EngineConfig
 from planner.errors import Cancelled
 from planner.executors import executor_at
 from planner.inside.chrome_trace import chrome_trace
+from planner.inside.lesson import Turn, lesson
 from planner.inside.phases import Life, life_of
 from planner.inside.step_table import StepRow, step_table
 from planner.inside.timeline import Timeline, timeline
@@ -36,6 +37,7 @@ from planner.metrics import Distribution, distribution, itl, ttft_s
 from planner.plan_file import SavedPlan, read_plan, save_plan
 from planner.replay import Replay, replay, warm_up
 from planner.routing import Routing
+from planner.scenario import Scenario, evaluate_scenario
 from planner.search import NO_MORE, More, Objective, Recommendation
 from planner.slo import Slo
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model
@@ -332,6 +334,21 @@ def capacity(
     return _outcome(find)
 
 
+@st.cache_resource(max_entries=64, show_spinner="Replaying …")
+def what_if(
+    trace_digest: str,
+    engine_configs: tuple[EngineConfig, ...],
+    step_time: StepTime,
+    slo: Slo,
+    scenario: Scenario,
+    _trace: RequestTrace,
+) -> tuple[Candidate, ...]:
+    """Settings under another load, memory or prompt length."""
+    compiler().wait(lambda: False)
+    with executor_at("") as executor:
+        return evaluate_scenario(_trace, engine_configs, step_time, slo, scenario, executor)
+
+
 def window_width_s(span_s: float) -> float:
     """An hour for traces of several hours; a round share of shorter ones."""
     return next((width_s for width_s in WIDTHS_S if width_s * MOST_WINDOWS >= span_s), HOUR_S)
@@ -385,6 +402,13 @@ def steps_around(setting: Setting, moment_s: float, _trace: RequestTrace) -> tup
 def life(setting: Setting, request: int, _trace: RequestTrace) -> Life:
     """One request from its arrival to its last token."""
     return life_of(_trace, replayed(setting, _trace), request)
+
+
+@st.cache_resource(max_entries=64, show_spinner="Replaying …")
+def lesson_of(config: EngineConfig) -> tuple[Turn, ...]:
+    """The toy replay of the method page."""
+    compiler().wait(lambda: False)
+    return lesson(config)
 
 
 def file_window(run: Replay, window_s: tuple[float, float], moment_s: float) -> tuple[tuple[float, float], int]:

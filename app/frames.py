@@ -19,9 +19,11 @@ from app.figures.labels import (
     three_digits,
     threshold,
 )
+from app.figures.lesson import letter
 from planner.align import Difference
 from planner.candidates import Candidate
 from planner.engine_config import EngineConfig
+from planner.inside.lesson import TOY_STEP_TIME, GapShare, Turn
 from planner.inside.phases import Life, PhaseKind
 from planner.inside.recording import Share
 from planner.inside.step_table import StepRow
@@ -30,7 +32,7 @@ from planner.inside.worst_gaps import WorstGap
 from planner.measured import Comparison, signed_percent
 from planner.metrics import Summary
 from planner.plan_comparison import PlanComparison, value_in_words
-from planner.search import Recommendation, offered_load
+from planner.search import SEARCHED, Recommendation, offered_load
 from planner.slo import Slo
 from planner.step_time import Coefficient, SavedModel, StepTime, StepTimeFit
 from planner.stepper import Work
@@ -361,17 +363,33 @@ def comparison(plan: Recommendation) -> pd.DataFrame:
     rows = measures(plan.slo)
     today = plan.today.summary
     columns = {
-        "Today": [*_flags(plan, plan.today), *(_number(row, today) for row in rows)],
+        "Today": [*_flags(plan.space.searched, plan.today), *(_number(row, today) for row in rows)],
         answer_label(plan): [
-            *_flags(plan, plan.closest),
+            *_flags(plan.space.searched, plan.closest),
             *(_against(row, plan.closest.summary, today) for row in rows),
         ],
         "vLLM default": [
-            *_flags(plan, plan.vllm_default),
+            *_flags(plan.space.searched, plan.vllm_default),
             *(_against(row, plan.vllm_default.summary, today) for row in rows),
         ],
     }
     return pd.DataFrame(columns, index=pd.Index([*plan.space.searched, *(row.label for row in rows)], name="simulated"))
+
+
+def side_by_side(names: tuple[str, ...], candidates: tuple[Candidate, ...], slo: Slo) -> pd.DataFrame:
+    """Some settings, number by number, better or worse than the first; and which targets each misses."""
+    rows, first = measures(slo), candidates[0].summary
+    columns = {
+        literal(name): [
+            *_flags(SEARCHED, candidate),
+            f"{candidate.engine_config.num_kv_tokens:,}",
+            "; ".join(rejection_sentence(missed) for missed in candidate.violations) or "met",
+            *(_against(row, candidate.summary, first) for row in rows),
+        ]
+        for name, candidate in zip(names, candidates, strict=True)
+    }
+    labels = [*SEARCHED, "KV cache, tokens", "Targets", *(row.label for row in rows)]
+    return pd.DataFrame(columns, index=pd.Index(labels, name="simulated"))
 
 
 def two_plans(compared: PlanComparison, names: tuple[str, str]) -> pd.DataFrame:
@@ -385,9 +403,9 @@ def two_plans(compared: PlanComparison, names: tuple[str, str]) -> pd.DataFrame:
     return pd.DataFrame(columns, index=pd.Index([row.name for row in rows], name="simulated"))
 
 
-def _flags(plan: Recommendation, candidate: Candidate) -> list[str]:
-    """The flags that are chosen."""
-    return [flag_value(name, getattr(candidate.engine_config, name)) for name in plan.space.searched]
+def _flags(names: tuple[str, ...], candidate: Candidate) -> list[str]:
+    """The flags of these names."""
+    return [flag_value(name, getattr(candidate.engine_config, name)) for name in names]
 
 
 def _number(row: Measure, summary: Summary) -> str:
@@ -451,6 +469,15 @@ def losers(plan: Recommendation) -> pd.DataFrame:
     )
 
 
+def rounded(table: pd.DataFrame) -> pd.DataFrame:
+    """A table for reading: three significant digits, still numbers, so that columns sort."""
+
+    def three(value: object) -> object:
+        return float(f"{value:.3g}") if isinstance(value, float) else value
+
+    return table.map(three)
+
+
 def flags_in_full(config: EngineConfig) -> str:
     """The three flags that are searched, by the names that vLLM gives them."""
     return (
@@ -466,7 +493,7 @@ def worst_gaps(trace: RequestTrace, gaps: tuple[WorstGap, ...]) -> pd.DataFrame:
             "no.": [f"{k}" for k in range(1, len(gaps) + 1)],
             "gap": [_unbroken(seconds(gap.gap_s)) for gap in gaps],
             "from": [_unbroken(moment(gap.start_s)) for gap in gaps],
-            "request": [f"{data_row(trace, gap.request):,}" for gap in gaps],
+            "request": [f"{data_row(trace, gap.request)}" for gap in gaps],
             "streams that wait": [f"{gap.num_requests:,}" for gap in gaps],
             "cause, simulated": [literal(gap_sentence(trace, gap)) for gap in gaps],
         }
@@ -539,6 +566,54 @@ def _decoded(trace: RequestTrace, shares: tuple[Share, ...]) -> str:
 def _head(trace: RequestTrace, row: StepRow) -> str:
     """Who stands first in the queue, and why there."""
     return "" if row.head is None else f"{data_row(trace, row.head)}: {WAITING_FOR[row.held_by]}"
+
+
+def toy_sentence(turn: Turn) -> str:
+    """What a step of the toy replay does, and how long it takes by the equation."""
+    prefill = sum(share.num_tokens for share in turn.row.prefilled)
+    num = len(turn.row.prefilled) + len(turn.row.decoded)
+    base_ms, per_seq_ms, per_token_ms = (value_ns / 1e6 for value_ns in TOY_STEP_TIME[:3])
+    took_ms = (turn.row.end_s - turn.row.start_s) * MS_PER_S
+    said = (
+        f"{base_ms:g} ms + {num} × {per_seq_ms:g} ms + {prefill} prefill tokens × {per_token_ms:g} ms "
+        f"= {three_digits(took_ms)} ms, simulated."
+    )
+    lost = [f"{letter(share.request)} is preempted and loses {share.num_tokens} tokens" for share in turn.row.preempted]
+    ended = [f"{letter(request)} gets its last token" for request in turn.row.finished]
+    return " ".join([said, *(f"{event}." for event in (*lost, *ended))])
+
+
+def toy_gaps(turn: Turn) -> pd.DataFrame:
+    """Every request with a gap: how large, how much of it is closed, and why not more."""
+
+    def why(share: GapShare) -> str:
+        if share.num_tokens == share.gap:
+            return "closed: one more token" if share.gap == 1 else "closed: first token"
+        if share.num_tokens:
+            return "cut by the budget or the threshold"
+        return WAITING_FOR[turn.row.held_by] if share.request == turn.row.head else "behind the first in the queue"
+
+    return pd.DataFrame(
+        {
+            "request": [letter(share.request) for share in turn.shares],
+            "known": [f"{share.num_known}" for share in turn.shares],
+            "computed": [f"{share.num_computed}" for share in turn.shares],
+            "gap": [f"{share.gap}" for share in turn.shares],
+            "gets": [f"{share.num_tokens}" for share in turn.shares],
+            "": [why(share) for share in turn.shares],
+        }
+    )
+
+
+def flags_explained(flags: dict[str, tuple[str, str]]) -> pd.DataFrame:
+    """What lowering each flag gives, and what it costs."""
+    rows = [(literal(flag), gives, costs) for flag, (gives, costs) in flags.items()]
+    return pd.DataFrame(rows, columns=["lowered", "gives", "costs"])
+
+
+def two_columns(pairs: dict[str, str], names: tuple[str, str]) -> pd.DataFrame:
+    """Words and what is said about them."""
+    return pd.DataFrame([(f"**{literal(a)}**", literal(b)) for a, b in pairs.items()], columns=list(names))
 
 
 def life_sums(life: Life) -> pd.DataFrame:

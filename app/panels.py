@@ -32,6 +32,7 @@ PAGES = {
     "plan": "views/plan.py",
     "inspect": "views/inspect.py",
     "export": "views/export.py",
+    "method": "views/method.py",
 }
 """Scripts of the pages, from the folder of `main.py`."""
 

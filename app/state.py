@@ -23,6 +23,9 @@ from traces.tables import Source
 
 T = TypeVar("T")
 
+MOST_PINNED = 4
+"""Settings that stand side by side."""
+
 
 @dataclass(slots=True)
 class Reading(Generic[T]):
@@ -125,6 +128,8 @@ class Session:
     """Name of the setting that the Inspect page was asked to open; "" = none."""
     picked: EngineConfig | None = None
     """The setting picked among all that a plan tried."""
+    pinned: tuple[tuple[str, EngineConfig], ...] | None = None
+    """Settings to stand side by side, with their names; None = those that the plan has."""
     opened: dict[str, SavedPlan] = field(default_factory=dict)
     """Plan files that were opened, by their names."""
     refused: InputError | None = None
@@ -234,7 +239,7 @@ class Session:
             Address of the Dask cluster that is to replay; "" for this machine.
         """
         self.previous, self.wants_plan = self.finished, False
-        self.picked, self.load_question = None, None
+        self.picked, self.load_question, self.pinned = None, None, None
         self.job = PlanJob(inputs, trace, model, self.trace.answers, scheduler)
 
     @property
@@ -254,6 +259,10 @@ class Session:
         """
         self.look, self.num_looks = name, self.num_looks + 1
         self.picked = self.picked if picked is None else picked
+
+    def pin(self, settings: tuple[tuple[str, EngineConfig], ...]) -> None:
+        """Have these settings stand side by side."""
+        self.pinned = settings
 
     def upload_trace(self, data: Source, file_name: str) -> None:
         """Take a new trace; a file that says when tokens came is a measurement as well."""

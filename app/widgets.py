@@ -12,10 +12,13 @@ from streamlit.typing import UploadedFile
 from app.figures.calibration import Against
 from app.figures.labels import MS_PER_S, TERMS
 from app.frames import ROLES, literal
+from app.glossary import GLOSSARY
 from planner.command import MODEL, MODEL_NAME
 from planner.engine_config import GPU_TIERS, EngineConfig
 from planner.executors import ADDRESS_VARIABLE
+from planner.inside.lesson import toy_config
 from planner.routing import Routing
+from planner.scenario import Scenario
 from planner.search import MORE, More, Objective, read_more
 from planner.slo import ClassTarget, Slo, read_class_target
 from planner.step_time import StepTime
@@ -28,7 +31,10 @@ from traces.steps import ServerFacts
 from traces.workload import PRESETS, Lengths, Workload
 
 PERCENTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
-DEFAULT_ITL_MS = 80.0
+USUAL_SLO = Slo(itl_s=0.08)
+"""Targets until the user states others."""
+MULTIPLES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
+"""Of load, memory and prompt length."""
 OBJECTIVES = {
     Objective.LOWEST_TTFT: "lowest TTFT",
     Objective.MOST_HEADROOM: "smallest token gap",
@@ -363,7 +369,7 @@ def ask_slo() -> Slo:
         itl_ms = st.number_input(
             "Token gap (ITL) target, ms",
             min_value=0.1,
-            value=DEFAULT_ITL_MS,
+            value=USUAL_SLO.itl_s * MS_PER_S,
             step=5.0,
             format="%g",
             key="itl_ms",
@@ -677,6 +683,74 @@ def ask_moment(moment_s: float, end_s: float, name: str) -> float:
         "%.4f",
         key=name,
         help="The step that runs then stands in the middle of the table. Filled in: the step that ends the gap.",
+    )
+
+
+def ask_whether_what_if() -> bool:
+    """Ask whether settings are to be compared under a changed load."""
+    return st.toggle(
+        "What if load, memory or prompts change? Up to four settings side by side",
+        key="is_what_if",
+        persist_state="session",
+    )
+
+
+def ask_scenario(can_stretch_prompts: bool) -> Scenario:
+    """Ask for another load, another memory and other prompts, as multiples.
+
+    Parameters
+    ----------
+    can_stretch_prompts : bool
+        Whether the trace leaves open how longer prompts would go on.
+    """
+
+    def times(label: str, key: str, about: str, disabled: bool = False) -> float:
+        return st.select_slider(
+            label,
+            MULTIPLES,
+            1.0,
+            format_func=lambda value: f"× {value:g}",
+            key=f"what_if_{key}",
+            help=about,
+            disabled=disabled,
+            persist_state="session",
+        )
+
+    load, memory, prompts = st.columns(3, gap="large")
+    with load:
+        load_asked = times("Load", "load", "2 = the same requests in half the time.")
+    with memory:
+        memory_asked = times("KV memory", "memory", "Multiple of each setting's own KV cache.")
+    with prompts:
+        about = "Every prompt becomes so many times as long; outputs stay."
+        if not can_stretch_prompts:
+            about = "The trace says which prompts begin alike, but not how longer ones would go on."
+        prompts_asked = times("Prompt length", "prompts", about, disabled=not can_stretch_prompts)
+    return Scenario(load_asked, memory_asked, prompts_asked if can_stretch_prompts else 1.0)
+
+
+def ask_toy() -> EngineConfig:
+    """Ask for the flags of the toy replay."""
+    budget, threshold, kv = st.columns(3, vertical_alignment="bottom")
+    with budget:
+        budget_asked = st.select_slider(
+            "Budget, tokens", (8, 16, 24, 32), 16, key="toy_budget", help=GLOSSARY["budget"]
+        )
+    with threshold:
+        threshold_asked = st.select_slider(
+            "Threshold, tokens (0: off)", (0, 4, 8), 0, key="toy_threshold", help=GLOSSARY["threshold"]
+        )
+    with kv:
+        kv_asked = st.select_slider(
+            "KV cache, tokens", (72, 96, 128), 128, key="toy_kv", help="With 72, requests are preempted."
+        )
+    return toy_config(budget_asked, threshold_asked, kv_asked)
+
+
+def ask_toy_step(num_steps: int, name: str) -> int:
+    """Ask for a step of the toy replay, counted from 1."""
+    return st.slider(
+        "Step", 1, num_steps, min(5, num_steps), key=name, help="Drag, or use the arrow keys, to go step by step."
     )
 
 

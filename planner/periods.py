@@ -56,6 +56,8 @@ def with_periods(log: StepLog, follows: npt.NDArray[np.bool_] | None = None) -> 
     if not is_fine and overhead_s > MAX_COARSE * float(np.mean(log.step_s)):
         return log, float("nan"), ()
     overhead_s = max(overhead_s, 0.0)
+    if not is_fine and overhead_s == 0.0:
+        return log, 0.0, ()
     step_s = np.where(follows, period_s, log.step_s + overhead_s) if is_fine else log.step_s + overhead_s
     said = "each step's time is the one from line to line" if is_fine else "it is added to every step"
     notice = (

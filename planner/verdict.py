@@ -430,4 +430,4 @@ def seconds(value_s: float) -> str:
         return f"{value_s * 1e3:.3g} ms"
     if abs(value_s) < 999.5:
         return f"{value_s:.3g} s"
-    return f"{value_s:,.0f} s"
+    return f"{float(f'{value_s:.3g}'):,.0f} s"

@@ -18,7 +18,7 @@ MAX_TOKENS = 10_000_000
 NUM_ROWS_NAMED = 5
 """How many bad rows a message names."""
 
-MEND = "Correct these rows, or leave bad rows out (--drop-bad-rows)."
+MEND = "Correct these rows, or leave bad rows out (on the command line: --drop-bad-rows)."
 
 INTEGER = r"^-?\d{1,19}$"
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity|nan)$"

@@ -60,6 +60,8 @@ RUNNING = Quantity("Running", "requests")
 WAITING = Quantity("Waiting", "requests")
 KV_USE = Quantity("KV use", "%", 100.0)
 PREEMPTIONS = Quantity("Preempted", "times")
+TOY_STEP = Quantity("Step", "number")
+SCHEDULED_TOKENS = Quantity("Tokens computed", "tokens")
 MOMENT = Quantity("Time since the first arrival", "s")
 """In seconds however long the trace is: what is read off here is typed in as a window."""
 

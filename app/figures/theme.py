@@ -70,8 +70,8 @@ def figure(question: str, x_title: str, y_title: str, about: str = "") -> go.Fig
         legend={"orientation": "h", "y": -0.22, "x": 0.0, "xanchor": "left", "yanchor": "top"},
         hovermode="closest",
     )
-    canvas.update_xaxes(title_text=x_title, automargin=True)
-    canvas.update_yaxes(title_text=y_title, automargin=True)
+    canvas.update_xaxes(title_text=x_title, automargin=True, separatethousands=True)
+    canvas.update_yaxes(title_text=y_title, automargin=True, separatethousands=True)
     return canvas
 
 

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compute, frames, look, panels, state, widgets
+from app import compute, frames, look, panels, scenarios, state, widgets
 from app.compute import Setting
 from app.figures.labels import answer_label
 from planner.engine_config import EngineConfig, flag_faults
@@ -60,6 +60,9 @@ if name != BY_HAND and job is not None and (job.inputs.trace_digest, job.inputs.
         "These flags come from a plan for another trace or other step times; they are replayed here with those above.",
         icon=":material/history:",
     )
+
+slo = widgets.USUAL_SLO if session.inputs is None else session.inputs.slo
+scenarios.show_scenarios(trace, step_time, slo, settings, (name, engine_config))
 
 # Compute
 setting = Setting(trace.digest, engine_config, step_time)

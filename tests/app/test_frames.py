@@ -116,6 +116,21 @@ def test_every_loser_has_a_reason(plan: Recommendation) -> None:
     assert pd.api.types.is_numeric_dtype(table["worst gap [ms]"])
 
 
+def test_a_table_for_reading_has_three_digits_and_still_sorts() -> None:
+    table = frames.rounded(pd.DataFrame({"flag": [16384], "why": ["1.23456 s"], "gap [ms]": [123.456]}))
+    assert table.loc[0].tolist() == [16384, "1.23456 s", 123.0]
+    assert pd.api.types.is_numeric_dtype(table["gap [ms]"])
+
+
+def test_settings_side_by_side_are_held_against_the_first(plan: Recommendation) -> None:
+    table = frames.side_by_side(("1: a", "2: b"), (plan.today, plan.closest), plan.slo)
+    usual = frames.comparison(plan)
+    for row in frames.measures(plan.slo):
+        assert table.loc[row.label].tolist() == usual.loc[row.label].tolist()[:2]
+    assert table.loc["Targets"].iloc[1] == "met"
+    assert table.loc["Targets"].iloc[0] != "met"
+
+
 def test_gaps_steps_and_phases_count_data_rows_from_one(
     trace: RequestTrace, fit: StepTimeFit, plan: Recommendation
 ) -> None:
@@ -124,7 +139,7 @@ def test_gaps_steps_and_phases_count_data_rows_from_one(
     gaps = compute.longest_gaps(setting, (0.0, run.end_s), _trace=trace)
     table = frames.worst_gaps(trace, gaps)
     assert table["no."].tolist() == [f"{k}" for k in range(1, len(gaps) + 1)]
-    assert table["request"].tolist() == [f"{trace.source_row[gap.request] + 1:,}" for gap in gaps]
+    assert table["request"].tolist() == [f"{trace.source_row[gap.request] + 1}" for gap in gaps]
     where = f"1: {table['gap'][0]} at {table['from'][0]}, request ".replace("\N{NO-BREAK SPACE}", " ")
     assert frames.gap_labels(trace, gaps)[0].startswith(where)
     step = gaps[0].step

@@ -58,16 +58,16 @@ def wait_until_healthy(url: str) -> None:
 
 
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A page of a session of its own that may ask nobody but this machine."""
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    """A page of a session of its own that may ask nobody but the app's own server."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, accept_downloads=True)
     page = context.new_page()
-    hosts: set[str | None] = set()
-    page.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
-    page.on("websocket", lambda socket: hosts.add(urlsplit(socket.url).hostname))
+    servers: set[str] = set()
+    page.on("request", lambda request: servers.add(urlsplit(request.url).netloc))
+    page.on("websocket", lambda socket: servers.add(urlsplit(socket.url).netloc))
     yield page
     context.close()
-    assert hosts - {None} == {"127.0.0.1"}
+    assert servers - {""} == {urlsplit(address).netloc}
 
 
 def go(page: Page, name: str) -> None:
@@ -215,3 +215,54 @@ def test_a_plan_goes_out_as_a_file_and_comes_back_beside_another(page: Page, add
     uploader = page.get_by_test_id("stFileUploader").locator("input[type=file]")
     uploader.set_input_files({"name": "tuesday.json", "mimeType": "application/json", "buffer": plan_file})
     expect(page.get_by_text("Both plans stand on the same inputs.")).to_be_visible()
+
+
+def test_every_page_comes_from_its_own_server_alone(page: Page, address: str) -> None:
+    page.goto(address)
+    page.get_by_role("button", name="Run the example").click()
+    expect(page.get_by_text("Met: p99 token gap")).to_be_visible(timeout=PLAN_MS)
+    for name, words in (
+        ("Trace", "Which part do you plan for?"),
+        ("Calibration", "Does a replay give what was measured?"),
+        ("Inspect", "Take it into a trace viewer"),
+        ("Export", "Only the flags that change"),
+        ("Method", "What is not simulated?"),
+    ):
+        go(page, name)
+        expect(page.get_by_text(words).first).to_be_visible()
+        page.wait_for_load_state("networkidle")
+    # The fixture has noted whom all these pages asked.
+
+
+def test_five_at_once_do_not_disturb_each_other(browser: Browser, address: str) -> None:
+    contexts = [browser.new_context(viewport={"width": 1440, "height": 900}) for _ in range(5)]
+    pages = [context.new_page() for context in contexts]
+    for page in pages:
+        page.goto(f"{address}/plan")
+        page.get_by_role("button", name="Run the example").click()
+    for page in pages:
+        expect(page.get_by_text("Met: p99 token gap")).to_be_visible(timeout=PLAN_MS)
+    arrivals = "arrival_ms,prompt_tokens,output_tokens\n"
+    for k, page in enumerate(pages):
+        rows = "".join(f"{40 * row},{500 + 100 * (row % 9)},20\n" for row in range(300 + k))
+        go(page, "Trace")
+        uploader = page.get_by_test_id("stFileUploader").locator("input[type=file]")
+        uploader.set_input_files({"name": f"own{k}.csv", "mimeType": "text/csv", "buffer": (arrivals + rows).encode()})
+    for k, page in enumerate(pages):
+        expect(page.get_by_text(f"{300 + k} read, {300 + k} used, 0 left out")).to_be_visible()
+        go(page, "Plan")
+        target = page.get_by_label("Token gap (ITL) target, ms", exact=True)
+        target.fill(f"{61 + k}")
+        target.press("Enter")
+        expect(page.locator(".st-key-strip").get_by_text(f"{61 + k} ms")).to_be_visible()
+        page.get_by_role("button", name="Plan", exact=True).click()
+    for k, page in enumerate(pages):
+        expect(page.get_by_text(f"against {61 + k} ms").first).to_be_visible(timeout=PLAN_MS)
+        assert page.get_by_test_id("stException").count() == 0
+        strip = page.locator(".st-key-strip").inner_text()
+        assert f"own{k}.csv" in strip
+        assert f"{300 + k} requests" in strip
+        text = page.locator("body").inner_text()
+        assert not any(f"own{other}.csv" in text for other in range(5) if other != k)
+    for context in contexts:
+        context.close()

@@ -12,7 +12,7 @@ from app import compute
 from planner.plan_file import read_plan, save_plan, write_plan
 from planner.search import Recommendation
 from planner.step_time import StepTimeFit, write_model
-from planner.verdict import seconds
+from planner.verdict import not_simulated, seconds
 from traces.measured import read_measured
 from traces.requests import RequestTrace
 from traces.workload import PRESETS, make_trace
@@ -597,3 +597,47 @@ def test_two_sessions_see_their_own_files_only() -> None:
         assert {metric.label: metric.value for metric in test.metric}["Prompt tokens"] == tokens
         assert "Run the example" not in [button.label for button in test.button]
     assert "none yet" in words(opened())
+
+
+def test_the_method_page_steps_through_a_toy_replay() -> None:
+    test = opened("method")
+    assert {chart.key for chart in test.get("plotly_chart")} == {"lesson"}
+    assert "**Step 5**: 8 ms + 3 × 0.5 ms + 14 prefill tokens × 2 ms = 37.5 ms, simulated." in words(test)
+    assert test.table[0].value["gets"].tolist() == ["1", "1", "14"]
+    test.slider[0].set_value(8).run()
+    assert test.table[0].value.loc[4].tolist() == ["E", "5", "0", "5", "0", "all seats (max_num_seqs) were taken"]
+    test.select_slider(key="toy_kv").set_value(72).run()
+    assert not test.exception
+    test.slider[0].set_value(8).run()
+    assert "D is preempted and loses 2 tokens." in words(test)
+    assert all(thing in words(test) for thing in not_simulated())
+
+
+def test_up_to_four_settings_stand_side_by_side_under_another_load() -> None:
+    test = opened()
+    press(test, "Run the example")
+    planned(test)
+    shown(test, "inspect").toggle(key="is_what_if").set_value(True).run()
+    table = test.table[0].value
+    assert table.columns.tolist() == ["1\\: Recommended", "2\\: Today", "3\\: vLLM default"]
+    assert table.loc["Targets"].iloc[0] == "met"
+    assert next(button for button in test.button if button.label == "Pin: Recommended").disabled
+    alone = table.loc["ITL p99, all token gaps pooled"].tolist()
+
+    test.select_slider(key="what_if_load").set_value(2.0).run()
+    test.select_slider(key="what_if_memory").set_value(0.5).run()
+    table = test.table[0].value
+    assert table.loc["KV cache, tokens"].tolist() == ["320,000"] * 3
+    assert table.loc["ITL p99, all token gaps pooled"].tolist() != alone
+    assert not test.exception
+
+    test.segmented_control(key="setting_0").set_value("By hand").run()
+    test.number_input(key=next(w.key for w in test.number_input if w.label == "max_num_seqs")).set_value(32).run()
+    press(test, "Pin: By hand")
+    assert test.table[0].value.loc["max_num_seqs"].tolist()[3].startswith("32")
+    press(test, "Unpin 2: Today")
+    assert test.table[0].value.columns.tolist() == ["1\\: Recommended", "2\\: vLLM default", "3\\: By hand"]
+    for _ in range(3):
+        press(test, next(button.label for button in test.button if button.label.startswith("Unpin 1")))
+    assert "Nothing is pinned" in words(test)
+    assert not test.exception

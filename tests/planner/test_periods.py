@@ -44,6 +44,12 @@ def test_stamps_to_the_second_give_the_mean():
     np.testing.assert_allclose(timed.step_s, log.step_s + overhead_s)
 
 
+def test_nothing_is_said_where_nothing_passes_between_steps():
+    log = log_with_stamps(1.0, overhead_s=-5e-5)
+    timed, overhead_s, notices = with_periods(log)
+    assert (timed is log, overhead_s, notices) == (True, 0.0, ())
+
+
 def test_stamps_that_do_not_belong_to_the_steps_are_not_used():
     log = log_with_stamps(1.0, overhead_s=0.05)
     timed, overhead_s, notices = with_periods(log)

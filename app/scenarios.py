@@ -1,0 +1,65 @@
+"""Settings side by side under another load, another memory or other prompts."""
+
+import streamlit as st
+
+from app import compute, frames, state, widgets
+from app.state import MOST_PINNED
+from planner.engine_config import EngineConfig
+from planner.slo import Slo
+from planner.step_time import StepTime
+from traces.requests import RequestTrace
+
+
+@st.fragment
+def show_scenarios(
+    trace: RequestTrace, step_time: StepTime, slo: Slo, known: dict[str, EngineConfig], opened: tuple[str, EngineConfig]
+) -> None:
+    """Show what pinned settings give, with sliders; only this part of the page runs when one is moved.
+
+    Parameters
+    ----------
+    trace : RequestTrace
+    step_time : StepTime
+    slo : Slo
+    known : dict of str to EngineConfig
+        The settings that are compared until the user pins or unpins one.
+    opened : (str, EngineConfig)
+        The setting that is looked into: it can be pinned.
+    """
+    if not widgets.ask_whether_what_if():
+        return
+    session = state.session()
+    pinned = tuple(known.items())[:MOST_PINNED] if session.pinned is None else session.pinned
+    with st.container(horizontal=True, vertical_alignment="center"):
+        is_known = opened[1] in [config for _, config in pinned]
+        can_pin = not is_known and len(pinned) < MOST_PINNED
+        st.button(
+            f"Pin: {opened[0]}",
+            icon=":material/keep:",
+            disabled=not can_pin,
+            help="Four at most.",
+            on_click=session.pin,
+            args=((*pinned, opened),),
+        )
+        for k, (name, _) in enumerate(pinned):
+            st.button(
+                f"Unpin {k + 1}: {name}",
+                icon=":material/close:",
+                key=f"unpin_{k}",
+                type="tertiary",
+                on_click=session.pin,
+                args=(pinned[:k] + pinned[k + 1 :],),
+            )
+    scenario = widgets.ask_scenario(trace.prefix_hashes is None)
+    if not pinned:
+        st.info("Nothing is pinned: pin the setting above.", icon=":material/keep:")
+        return
+    configs = tuple(config for _, config in pinned)
+    found = compute.what_if(trace.digest, configs, step_time, slo, scenario, _trace=trace)
+    names = tuple(f"{k}: {name}" for k, (name, _) in enumerate(pinned, start=1))
+    table = frames.side_by_side(names, found, slo)
+    st.table(table, border="horizontal")
+    st.caption(
+        "Simulated: your requests at the load, KV memory and prompt length above, with the same step times. Better and "
+        "worse are against the first. Step times beyond the range that the log covers are extrapolated."
+    )

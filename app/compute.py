@@ -45,9 +45,9 @@ from traces import read
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import InputError
 from traces.measured import MeasuredRequests, read_measured
-from traces.requests import RequestTrace, Selection
-from traces.selection import select, stamp_step_s
-from traces.steps import StepLog
+from traces.requests import RequestTrace
+from traces.selection import stamp_step_s
+from traces.steps import ServerFacts, StepLog
 from traces.tables import Source
 from traces.workload import Workload, make_trace
 
@@ -90,12 +90,6 @@ def understand_plan(data: bytes, file_name: str) -> SavedPlan | InputError:
 
 
 @st.cache_resource(max_entries=4, show_spinner=False, scope="session")
-def take_part(trace_digest: str, selection: Selection, _trace: RequestTrace) -> RequestTrace:
-    """The part of a trace that is planned for; what leaves nothing is not offered by the page."""
-    return select(_trace, selection)
-
-
-@st.cache_resource(max_entries=4, show_spinner=False, scope="session")
 def traffic_figures(trace_digest: str, _trace: RequestTrace) -> tuple[go.Figure, go.Figure, go.Figure]:
     """Lengths, lengths together, burstiness: a second's work for millions of requests."""
     return requests.token_lengths(_trace), requests.joint_lengths(_trace), requests.burstiness(_trace)
@@ -128,15 +122,25 @@ def example() -> tuple[RequestTrace, StepLog]:
     return read.read_trace(trace, EXAMPLE_TRACE), read.read_steps(log, EXAMPLE_LOG)
 
 
+LogKey = tuple[str, str, ServerFacts]
+"""What a fit says of its log: the digest of its steps, the file and its digest, and what it states of the server."""
+
+
+def log_key(log: StepLog) -> LogKey:
+    """Two logs of equal steps may come from two servers, in two sessions."""
+    file = "" if log.receipt is None else f"{log.receipt.file_name} {log.receipt.file_digest}"
+    return log.digest, file, log.facts
+
+
 @st.cache_resource(max_entries=32, show_spinner="Fitting step times …")
-def fit_step_time(log_digest: str, num_kv_tokens: int | None, _log: StepLog) -> StepTimeFit | InputError:
+def fit_step_time(log_key: LogKey, num_kv_tokens: int | None, _log: StepLog) -> StepTimeFit | InputError:
     """The step-time model of a log, or why there is none."""
     return _outcome(lambda: calibrate.fit_step_time(_log, num_kv_tokens))
 
 
 @st.cache_resource(max_entries=8, show_spinner="Explaining the log by the trace …")
 def align_log(
-    log_digest: str, behind_log: tuple[str, EngineConfig], _log: StepLog, _trace: RequestTrace
+    log_key: LogKey, behind_log: tuple[str, EngineConfig], _log: StepLog, _trace: RequestTrace
 ) -> Alignment | InputError:
     """The steps of a log explained by the requests and the flags behind it, or why not."""
     return _outcome(lambda: align.align_whole(_log, _trace, behind_log[1]))
@@ -144,7 +148,7 @@ def align_log(
 
 @st.cache_resource(max_entries=8, show_spinner="Fitting step times …")
 def fit_aligned(
-    log_digest: str, behind_log: tuple[str, EngineConfig], _log: StepLog, _alignment: Alignment
+    log_key: LogKey, behind_log: tuple[str, EngineConfig], _log: StepLog, _alignment: Alignment
 ) -> StepTimeFit | InputError:
     """The step-time model of the steps that the requests behind a log explain, or why there is none."""
     return _outcome(lambda: calibrate.fit_step_time(_log, alignment=_alignment))
@@ -153,7 +157,7 @@ def fit_aligned(
 def understand_model(data: Source, file_name: str, _: ReadAnswers) -> SavedModel | InputError:
     """The saved step-time model, or what stands against it."""
     assert isinstance(data, bytes)
-    text = data.decode("utf-8", errors="replace")
+    text = data.decode("utf-8-sig", errors="replace")
     return _outcome(lambda: read_model(text, file_name))
 
 
@@ -162,16 +166,16 @@ def understand_measured(data: Source, file_name: str, answers: ReadAnswers) -> M
     return _outcome(lambda: read_measured(data, file_name, answers))
 
 
-@st.cache_resource(max_entries=16, show_spinner="Replaying what was measured …")
+@st.cache_resource(max_entries=4, show_spinner="Replaying what was measured …", scope="session")
 def compare_with_measured(
     setting: "Setting",
-    model_source: str,
+    uploads: tuple[int, int, str, ReadAnswers],
     measured_digest: str,
     _trace: RequestTrace,
     _model: Model,
     _measured: MeasuredRequests,
 ) -> tuple[Comparison, ...]:
-    """Today's flags replayed, beside what was measured."""
+    """Today's flags replayed, beside what was measured; `uploads` names the model and the measurements."""
     compiler().wait(lambda: False)
     return compare(served(_trace, setting.engine_config, _model), _measured)
 

@@ -38,7 +38,6 @@ from planner.step_time import Coefficient, SavedModel, StepTime, StepTimeFit
 from planner.stepper import Work
 from planner.verdict import flag_value, rejection_sentence, seconds
 from traces.errors import Problem
-from traces.measured import MeasuredRequests
 from traces.prefixes import reuse_share
 from traces.receipt import Receipt
 from traces.requests import RequestTrace
@@ -260,17 +259,6 @@ def compared(comparisons: tuple[Comparison, ...]) -> pd.DataFrame:
         for one in comparisons
     }
     return pd.DataFrame.from_dict(rows, orient="index")
-
-
-def mismatches(trace: RequestTrace, measured: MeasuredRequests) -> tuple[str, ...]:
-    """Signs that the measurements are not of the requests of the trace."""
-    said = []
-    if len(measured.arrival_s) != len(trace):
-        said.append(f"{len(measured.arrival_s):,} requests were measured; the trace has {len(trace):,}.")
-    tokens, output = int(measured.num_outputs.sum()), int(trace.output_tokens.sum())
-    if tokens != output:
-        said.append(f"{tokens:,} output tokens were measured; the trace has {output:,}.")
-    return tuple(said)
 
 
 def differences(unexplained: tuple[Difference, ...]) -> pd.DataFrame:

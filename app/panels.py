@@ -15,7 +15,7 @@ from planner.align import Alignment
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.errors import UnfitStepLog
 from planner.export import timed_trace
-from planner.measured import NUM_SEEDS, trust_sentence
+from planner.measured import NUM_SEEDS, mismatches, trust_sentence
 from planner.remedies import what_to_record
 from planner.step_time import SavedModel, StepTime, StepTimeFit, step_time_of, write_model
 from planner.verdict import class_sentence, seconds
@@ -306,7 +306,7 @@ def show_measured() -> None:
     if comparisons is None or reading.value is None:
         return
     measured, trace = reading.value, session.trace.value
-    show_notices(frames.mismatches(trace, measured))
+    show_notices(mismatches(trace, measured))
     st.info(trust_sentence(comparisons), icon=":material/balance:")
     st.caption(
         f"Simulated under today's flags / measured by {measured.clock} clocks ({frames.literal(reading.file_name)}). "

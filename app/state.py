@@ -18,6 +18,7 @@ from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer, Question, Unmapped
 from traces.measured import MeasuredRequests
 from traces.requests import WHOLE, RequestTrace, Selection
+from traces.selection import select
 from traces.steps import StepLog
 from traces.tables import Source
 
@@ -100,6 +101,8 @@ class Session:
     """The request trace."""
     selection: Selection = WHOLE
     """Which part of the trace is planned for."""
+    part: tuple[RequestTrace, RequestTrace] | None = None
+    """The whole trace, and that part of it."""
     num_windows: int = 0
     """Names the question for the window: a new name makes it take what was drawn or clicked."""
     steps: Reading[StepLog] = field(default_factory=Reading)
@@ -116,6 +119,8 @@ class Session:
     """What clients measured."""
     inputs: PlanInputs | None = None
     """What the Plan page asked for last."""
+    inputs_for: str = ""
+    """`flags_name` when it asked."""
     job: PlanJob | None = None
     """The newest plan, running or ended in any way."""
     previous: PlanJob | None = None
@@ -143,7 +148,11 @@ class Session:
     def traffic(self) -> RequestTrace | None:
         """The part of the trace that is planned for; None while there is no trace."""
         trace = self.trace.value
-        return None if trace is None else compute.take_part(trace.digest, self.selection, _trace=trace)
+        if trace is None:
+            return None
+        if self.part is None or self.part[0] is not trace or self.part[1].selection != self.selection:
+            self.part = trace, select(trace, self.selection)
+        return self.part[1]
 
     def choose_window(self, window_s: tuple[float, float] | None) -> None:
         """Plan for a window that was drawn or clicked."""
@@ -157,8 +166,8 @@ class Session:
         if log is None:
             return None
         if not isinstance(alignment, Alignment):
-            return compute.fit_step_time(log.digest, self.num_kv_tokens, _log=log)
-        return compute.fit_aligned(log.digest, self._behind_log, _log=log, _alignment=alignment)
+            return compute.fit_step_time(compute.log_key(log), self.num_kv_tokens, _log=log)
+        return compute.fit_aligned(compute.log_key(log), self._behind_log, _log=log, _alignment=alignment)
 
     @property
     def alignment(self) -> Alignment | InputError | None:
@@ -166,7 +175,7 @@ class Session:
         log, trace = self.steps.value, self.trace.value
         if log is None or trace is None or self.behind_log != (log.digest, trace.digest):
             return None
-        return compute.align_log(log.digest, self._behind_log, _log=log, _trace=trace)
+        return compute.align_log(compute.log_key(log), self._behind_log, _log=log, _trace=trace)
 
     @property
     def hand_start(self) -> StepTime:
@@ -198,8 +207,9 @@ class Session:
             return None
         setting = Setting(trace.digest, self.today, step_time_of(model))
         source = "" if isinstance(model, StepTime) else model.source
+        uploads = self.saved.num_uploads, self.measured.num_uploads, source, self.measured.answers
         return compute.compare_with_measured(
-            setting, source, measured.receipt.file_digest, _trace=trace, _model=model, _measured=measured
+            setting, uploads, measured.receipt.file_digest, _trace=trace, _model=model, _measured=measured
         )
 
     @property
@@ -211,7 +221,9 @@ class Session:
     def flags_name(self) -> str:
         """Names the questions for flags: those of another server are other widgets."""
         source = self._flags_source
-        return "no_log" if source is None or source.digest is None else source.digest[:8]
+        if source is None or source.digest is None:
+            return "no_log"
+        return f"{source.digest[:8]}_{hash(source.facts)}"
 
     @property
     def logged_config(self) -> EngineConfig:
@@ -245,7 +257,12 @@ class Session:
     @property
     def today(self) -> EngineConfig:
         """Today's settings: as the Plan page has them, or as the log has them before that page was opened."""
-        return self.logged_config if self.inputs is None else self.inputs.today
+        is_asked = self.inputs is not None and self.inputs_for == self.flags_name
+        return self.inputs.today if self.inputs is not None and is_asked else self.logged_config
+
+    def ask_for(self, inputs: PlanInputs) -> None:
+        """Note what the Plan page asks for, and whose flags it has."""
+        self.inputs, self.inputs_for = inputs, self.flags_name
 
     def look_into(self, name: str, picked: EngineConfig | None = None) -> None:
         """Have the Inspect page open one setting.
@@ -267,7 +284,7 @@ class Session:
     def upload_trace(self, data: Source, file_name: str) -> None:
         """Take a new trace; a file that says when tokens came is a measurement as well."""
         self.trace.upload(data, file_name, compute.understand_trace)
-        self.selection = WHOLE
+        self.selection, self.measured = WHOLE, Reading(num_uploads=self.measured.num_uploads + 1)
         measured = compute.understand_measured(data, file_name, NO_ANSWERS)
         if isinstance(measured, MeasuredRequests):
             self.measured.give(measured, file_name)

@@ -63,6 +63,8 @@ class Alignment:
     """(k,) explained steps that follow the one before without the engine falling idle."""
     admitted: npt.NDArray[np.int64]
     """(r,) rows of the trace in the order in which the engine admitted them."""
+    num_requests: int
+    """Requests of the trace, r or more."""
     differences: tuple[Difference, ...]
     """The first lines that are not explained."""
 
@@ -137,6 +139,7 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
         steps=walk.steps,
         follows=walk.follows & walk.is_explained,
         admitted=np.array(walk.admitted, np.int64),
+        num_requests=len(trace),
         differences=tuple(walk.differences[:NUM_DIFFERENCES]),
     )
 
@@ -165,10 +168,13 @@ def align_whole(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) 
 
 
 def alignment_sentence(alignment: Alignment, num_steps: int) -> str:
-    """How many steps of a log the rules explain."""
+    """How many steps of a log the rules explain, and how many requests of the trace were found in it."""
     outside = num_steps - alignment.num_covered
     said = f"{alignment.num_explained:,} of {alignment.num_covered:,} steps explained by the trace under these flags"
-    return f"{said}; {outside:,} more lie before or after it." if outside else f"{said}."
+    if outside:
+        said += f"; {outside:,} more are outside the stretches that it was walked along"
+    num_found, num_requests = len(alignment.admitted), alignment.num_requests
+    return f"{said}; {num_found:,} of {num_requests:,} requests found in the log."
 
 
 def difference_sentence(difference: Difference) -> str:

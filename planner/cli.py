@@ -30,7 +30,7 @@ from planner.export import bench_command, config_yaml, container_args, head, hel
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.report import inside_report, report_document, report_lines
 from planner.json_values import to_json
-from planner.measured import SHARES, Comparison, compare, served, trust_sentence
+from planner.measured import SHARES, Comparison, compare, mismatches, served, signed_percent, trust_sentence
 from planner.metrics import Spread, Summary, summarise
 from planner.plan_comparison import Row, compare_plans, inputs_sentence, value_in_words
 from planner.plan_file import SavedPlan, open_plan, save_plan, trace_origin, write_plan
@@ -161,14 +161,12 @@ def run_replay(arguments: argparse.Namespace) -> int:
     """Replay one configuration and print what happened."""
     trace = _trace(arguments)
     model = _given_model(arguments)
-    config = _config(arguments, EngineConfig())
+    config = _replayed_config(arguments, model)
     _say_unseen_prefixes(trace, config)
     warm_up()
     run = replay(trace, config, step_time_of(model), keeps_steps=False)
     summary = summarise(run, arguments.itl_ms / 1e3)
-    compared = (
-        compare(served(trace, config, model), read_measured(Path(arguments.measured))) if arguments.measured else ()
-    )
+    compared = _compared(arguments, trace, config, model) if arguments.measured else ()
     if arguments.json:
         document = _replay_document(trace, run, summary, arguments.itl_ms)
         _print_json(document | ({"measured": _comparison_document(compared)} if compared else {}))
@@ -178,13 +176,35 @@ def run_replay(arguments: argparse.Namespace) -> int:
     return OK
 
 
+def _replayed_config(arguments: argparse.Namespace, model: SavedModel | StepTime) -> EngineConfig:
+    """The flags given, else those of the model's server, else vLLM's defaults."""
+    facts = ServerFacts() if isinstance(model, StepTime) else model.facts
+    if facts != ServerFacts():
+        print("Flags that are not given here are those of the model's server.", file=sys.stderr)
+    return _config(arguments, flags_from_facts(facts))
+
+
+def _compared(
+    arguments: argparse.Namespace, trace: RequestTrace, config: EngineConfig, model: SavedModel | StepTime
+) -> tuple[Comparison, ...]:
+    """The replay beside what was measured."""
+    if trace.selection != WHOLE:
+        raise BadPlan("command line", "--measured needs the whole trace: its requests are those that were measured")
+    said = ReadAnswers(benchmark=arguments.benchmark, drop_bad_rows=arguments.drop_bad_rows)
+    measured = read_measured(Path(arguments.measured), answers=said)
+    for mismatch in mismatches(trace, measured):
+        print(f"{arguments.measured}: {mismatch}", file=sys.stderr)
+    return compare(served(trace, config, model), measured)
+
+
 def run_inspect(arguments: argparse.Namespace) -> int:
     """Replay one configuration and look inside."""
     trace = _trace(arguments)
-    config = _config(arguments, EngineConfig())
+    model = _given_model(arguments)
+    config = _replayed_config(arguments, model)
     request = _request(arguments, trace)
     _say_unseen_prefixes(trace, config)
-    run = replay(trace, config, step_time_of(_given_model(arguments)))
+    run = replay(trace, config, step_time_of(model))
     window_s = tuple(arguments.window) if arguments.window else None
     report = inside_report(trace, run, window_s, arguments.num_gaps, arguments.at, request)
     if arguments.perfetto:
@@ -586,8 +606,11 @@ def _selection(arguments: argparse.Namespace) -> Selection:
     if "rate" not in arguments:
         return WHOLE
     from_s, until_s = arguments.from_s, arguments.until_s
-    if arguments.rate <= 0 or not 0 < arguments.sample <= 100 or from_s < 0:
-        raise BadPlan("command line", "--rate must be above 0, --sample above 0 and at most 100, --from-s not negative")
+    seeds = (arguments.sample_seed, arguments.spread_seed or 0)
+    if arguments.rate <= 0 or not 0 < arguments.sample <= 100 or min(from_s, *seeds) < 0:
+        raise BadPlan(
+            "command line", "--rate must be above 0, --sample above 0 and at most 100, --from-s and seeds not negative"
+        )
     words: dict[str, list[str]] = {}
     for one in arguments.only:
         column, equals, word = one.partition("=")
@@ -690,7 +713,7 @@ def _model(arguments: argparse.Namespace, trace: RequestTrace) -> tuple[Model, E
 def _saved_model(path: str) -> SavedModel:
     """A model file."""
     try:
-        return read_model(Path(path).read_text(encoding="utf-8"), path)
+        return read_model(Path(path).read_text(encoding="utf-8-sig"), path)
     except (OSError, UnicodeDecodeError) as fault:
         raise BadPlan(path, f"cannot be read: {fault}") from fault
 
@@ -888,7 +911,7 @@ def _print_comparison(compared: tuple[Comparison, ...]) -> None:
     for one in compared:
         columns = "  ".join(
             f"{share} {seconds(getattr(one.predicted, f'{share}_s'))} / {seconds(getattr(one.measured, f'{share}_s'))} "
-            f"({one.relative_error(share):+.0%})"
+            f"({signed_percent(one.relative_error(share))})"
             for share in SHARES
         )
         print(f"{one.name:10} predicted / measured: {columns}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from traces.errors import BadData, InputError, Problem
+from traces.steps import ServerFacts
 
 
 class Gap(StrEnum):
@@ -53,6 +54,16 @@ class BadFlags(InputError):
 
 class UnfitStepLog(BadData):
     """A step log that cannot support a step-time model; `problems` says why and what to record next."""
+
+    def __init__(
+        self,
+        file_name: str,
+        problems: tuple[Problem, ...],
+        facts: ServerFacts = ServerFacts(),  # noqa: B008 (frozen)
+    ) -> None:
+        super().__init__(file_name, problems)
+        self.facts = facts
+        """What the log says about its server."""
 
 
 class BadPlan(InputError):

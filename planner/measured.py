@@ -16,6 +16,8 @@ from traces.requests import RequestTrace
 Floats = npt.NDArray[np.float64]
 SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 """The numbers of a `Spread`."""
+CLOSE, FAR = 0.15, 0.5
+"""Largest misses up to which the numbers, and the order of settings, are to be trusted."""
 NUM_SEEDS = 5
 """Replays with scattered step times, pooled."""
 
@@ -87,8 +89,21 @@ def _of_all(runs: Sequence[Replay], latency: Callable[[Replay], Floats]) -> Dist
     return distribution(np.concatenate([latency(run) for run in runs]))
 
 
+def mismatches(trace: RequestTrace, measured: MeasuredRequests) -> tuple[str, ...]:
+    """Signs that the measurements are not of the requests of the trace."""
+    said = []
+    if len(measured.arrival_s) != len(trace):
+        said.append(f"{len(measured.arrival_s):,} requests were measured; the trace has {len(trace):,}.")
+    tokens, output = int(measured.num_outputs.sum()), int(trace.output_tokens.sum())
+    if tokens != output:
+        said.append(f"{tokens:,} output tokens were measured; the trace has {output:,}.")
+    return tuple(said)
+
+
 def signed_percent(error: float) -> str:
-    """A relative error in whole percent, with its sign unless it is 0."""
+    """A relative error in whole percent, with its sign unless it is 0; "–" where there is none."""
+    if np.isnan(error):
+        return "–"
     percent = round(100 * error)
     return f"{percent:+d} %" if percent else "0 %"
 
@@ -103,10 +118,14 @@ def trust_sentence(comparisons: tuple[Comparison, ...]) -> str:
         if name in by_name
     )
     errors = [abs(one.relative_error(share)) for one in comparisons for share in ("mean", "p50", "p90", "p99")]
-    worst = float(np.nanmax(errors))
-    advice = (
-        "trust its numbers to that extent."
-        if worst <= 0.15
-        else "trust the order of the settings, and leave that much room in the targets."
-    )
+    known = [error for error in errors if not np.isnan(error)]
+    if not known:
+        return "What was measured is 0 throughout: a replay cannot be held against it."
+    worst = max(known)
+    if worst <= CLOSE:
+        advice = "trust its numbers to that extent."
+    elif worst <= FAR:
+        advice = "trust the order of the settings, and leave that much room in the targets."
+    else:
+        advice = "do not plan on this model; are trace, flags and measurements of one run?"
     return f"Against what was measured the replay is off by: {said}; the largest miss is {worst:.0%}: {advice}"

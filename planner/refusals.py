@@ -295,4 +295,4 @@ def column_of(log: StepLog, role: str) -> str:
 
 def unfit(log: StepLog, problems: list[UnfitProblem]) -> UnfitStepLog:
     """The refusal that lists these problems."""
-    return UnfitStepLog("step log" if log.receipt is None else log.receipt.file_name, tuple(problems))
+    return UnfitStepLog("step log" if log.receipt is None else log.receipt.file_name, tuple(problems), log.facts)

@@ -44,7 +44,7 @@ def what_to_record(calibration: StepTimeFit | UnfitStepLog) -> tuple[Remedy, ...
     """
     if isinstance(calibration, UnfitStepLog):
         gaps = [problem.gap for problem in calibration.problems if isinstance(problem, UnfitProblem)]
-        return tuple(_remedy(gap, ServerFacts()) for gap in dict.fromkeys(gaps))
+        return tuple(_remedy(gap, calibration.facts) for gap in dict.fromkeys(gaps))
     return tuple(_remedy(gap, calibration.facts) for gap in _gaps(calibration))
 
 

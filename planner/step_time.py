@@ -11,11 +11,18 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
+from planner.engine_config import flag_faults, flags_from_facts
 from planner.errors import BadPlan
 from traces.steps import ServerFacts, StepLog
 
 NOISE_STEPS = 1 << 16
 """Steps before the factors repeat."""
+MOST = 1e15
+"""Largest number of a model file; in nanoseconds it is eleven days."""
+MOST_UNPACKED = 1e3
+"""Largest of a sample: seconds per unit, or measured ÷ predicted."""
+MOST_OFF_MEAN = 1e-2
+"""A thinned noise need not have a mean of exactly 1."""
 MODEL_VERSION = 2
 """Version of the model file; other versions are refused, because their coefficients may mean something else."""
 
@@ -257,7 +264,7 @@ def read_model(text: str, file_name: str = "model file") -> SavedModel:
     """
     try:
         model = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadPlan(file_name, f"not JSON ({error}). {_WRITTEN_BY}") from None
     if not isinstance(model, dict) or "step_time" not in model:
         raise BadPlan(file_name, f'JSON without "step_time". {_WRITTEN_BY}')
@@ -326,8 +333,8 @@ def _unpacked(text: object, where: str, faults: list[str]) -> npt.NDArray[np.flo
         values = np.frombuffer(base64.b64decode(str(text), validate=True), "<f8").astype(np.float64)
     except (binascii.Error, ValueError):
         values = np.full(1, np.nan)
-    if not np.all(np.isfinite(values) & (values >= 0)):
-        faults.append(f"{where}: damaged; allowed: base64 of float64 numbers, 0 or more. Calibrate again.")
+    if not np.all((values >= 0) & (values <= MOST_UNPACKED)):
+        faults.append(f"{where}: damaged; allowed: base64 of float64, 0 to {MOST_UNPACKED:.0e}. Calibrate again.")
         return np.zeros(0)
     return values
 
@@ -353,8 +360,8 @@ def _noise(values: object, faults: list[str]) -> StepNoise | None:
         faults.append("noise: allowed: an object with decode and prefill")
         return None
     noise = StepNoise(*(_unpacked(values[kind], f"noise.{kind}", faults) for kind in ("decode", "prefill")))
-    if not len(noise.decode) or not len(noise.prefill):
-        faults.append("noise: allowed: one number or more for each of decode and prefill")
+    if not all(len(one) and abs(one.mean() - 1.0) < MOST_OFF_MEAN for one in (noise.decode, noise.prefill)):
+        faults.append("noise: allowed: one number or more, of mean 1, for each of decode and prefill")
     return noise
 
 
@@ -366,7 +373,9 @@ def _facts(values: object, faults: list[str]) -> ServerFacts:
         return ServerFacts()
     wrong = [name for name, value in values.items() if value is not None and type(value) is not types[name]]
     faults.extend(f"facts.{name}: found {values[name]!r}; allowed: {types[name].__name__}" for name in wrong)
-    return ServerFacts(**{name: value for name, value in values.items() if name not in wrong})
+    facts = ServerFacts(**{name: value for name, value in values.items() if name not in wrong})
+    faults.extend(f"facts: {fault}" for fault in flag_faults(flags_from_facts(facts)))
+    return facts
 
 
 def _numbers(
@@ -384,11 +393,11 @@ def _numbers(
         value = values.get(name)
         if value is None and name in defaults:
             continue
-        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
         if number and kind(value) == value:
             taken[name] = kind(value)
         else:
-            found = "nothing" if value is None else repr(value)
+            found = "nothing" if value is None else repr(value)[:40]
             allowed = "a whole number" if kind is int else "a number"
-            faults.append(f"{where}.{name}: found {found}; allowed: {allowed}, 0 or more")
+            faults.append(f"{where}.{name}: found {found}; allowed: {allowed}, from 0 to {MOST:.0e}")
     return taken

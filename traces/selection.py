@@ -19,6 +19,10 @@ COARSE_SPREAD = 1.5
 """and when the median distance is at most so many times the smallest: a clock that ticks, not a burst."""
 
 
+LONGEST_S = 366 * 86_400.0
+"""Arrivals of a part that is slowed down span no more."""
+
+
 class EmptySelection(InputError):
     """Nothing of the trace is left, or a column to choose by is not there."""
 
@@ -46,8 +50,9 @@ def select(trace: RequestTrace, selection: Selection) -> RequestTrace:
     if selection.share < 1.0:
         which &= _sampled(trace, selection)
     if not which.any():
-        name = "trace" if trace.receipt is None else trace.receipt.file_name
-        raise EmptySelection(name, f"no request is left: {selection_sentence(selection)}. Widen the selection.")
+        raise EmptySelection(_name(trace), f"no request is left: {selection_sentence(selection)}. Widen the selection.")
+    if (arrival_s[which][-1] - arrival_s[which][0]) / selection.rate > LONGEST_S:
+        raise EmptySelection(_name(trace), f"at {selection.rate:g} × the rate it would last for over a year.")
     return replace(
         trace,
         # Whole nanoseconds, as the readers and the kernel have them.
@@ -122,13 +127,17 @@ def dispersion(arrival_s: Floats, bin_s: float) -> float:
     return float(count.var(ddof=1) / count.mean())
 
 
+def _name(trace: RequestTrace) -> str:
+    """The trace in a message."""
+    return "trace" if trace.receipt is None else trace.receipt.file_name
+
+
 def _labels_of(trace: RequestTrace, name: str) -> Labels:
     """A column of words by its name."""
     found = next((labels for labels in trace.labels if labels.name == name), None)
     if found is None:
-        file_name = "trace" if trace.receipt is None else trace.receipt.file_name
         known = ", ".join(repr(labels.name) for labels in trace.labels) or "none"
-        raise EmptySelection(file_name, f"there is no column {name!r} to choose by; there are: {known}.")
+        raise EmptySelection(_name(trace), f"there is no column {name!r} to choose by; there are: {known}.")
     return found
 
 

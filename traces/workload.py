@@ -12,6 +12,8 @@ Ints = npt.NDArray[np.int64]
 
 MAX_REQUESTS = 2_000_000
 """More are not made up: a mistyped rate must not fill the memory."""
+MAX_IDS = 50_000_000
+"""Nor more blocks of prompts that have shared prefixes."""
 HASH_BLOCK_TOKENS = 16
 """Prompt tokens per prefix hash: vLLM's own block size."""
 
@@ -139,9 +141,12 @@ def workload_faults(workload: Workload) -> tuple[str, ...]:
     expected = workload.rate_rps * workload.duration_s
     if workload.burst_size:
         expected += workload.burst_size * (workload.duration_s / max(workload.burst_every_s, 1e-9))
+    mean_prompt = workload.prompt.median * np.exp(workload.prompt.sigma**2 / 2)
+    num_ids = expected * min(mean_prompt, workload.prompt.high) / HASH_BLOCK_TOKENS if workload.prefix_share else 0.0
     checks = (
         (workload.rate_rps > 0 and workload.duration_s > 0, "rate and duration must be above 0"),
         (expected <= MAX_REQUESTS, f"{expected:,.0f} requests are expected; allowed: {MAX_REQUESTS:,}"),
+        (num_ids <= MAX_IDS, f"{num_ids:,.0f} blocks of shared prompts are expected; allowed: {MAX_IDS:,}"),
         (0 <= workload.gap_cv <= 20, "the variation of gaps must be from 0 to 20"),
         (0 <= workload.swing <= 1, "the swing of the rate must be from 0 to 1"),
         (workload.burst_size >= 0 and workload.burst_every_s > 0, "bursts must have a size and come after some time"),

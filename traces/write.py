@@ -26,6 +26,9 @@ def to_parquet(trace: RequestTrace) -> bytes:
     if trace.prefix_hashes is not None:
         offsets = pa.array(trace.prefix_hashes.offsets.astype(np.int32))
         columns["hash_ids"] = pa.ListArray.from_arrays(offsets, pa.array(trace.prefix_hashes.ids))
+    for labels in trace.labels:
+        words = pa.array(labels.words, pa.string())
+        columns[labels.name] = pa.DictionaryArray.from_arrays(pa.array(labels.codes), words)
     out = io.BytesIO()
     pq.write_table(pa.table(columns), out, compression="zstd")
     return out.getvalue()

@@ -50,7 +50,7 @@ if source == FILE:
         panels.show_measured()
         panels.show_next("plan", "Next: plan")
     st.stop()
-if session.given is not None:
+if session.given is not None and reading.value is not None:
     session.given = None
     st.rerun()
 

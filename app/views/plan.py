@@ -52,7 +52,7 @@ inputs = PlanInputs(
     more=more or NO_MORE,
 )
 if inputs != session.inputs:
-    session.inputs = inputs
+    session.ask_for(inputs)
     st.rerun()
 
 # Compute

@@ -6,7 +6,7 @@ from app import compute, frames, panels, state, widgets
 from app.figures import requests
 from app.shelf import shelf
 from planner.step_time import step_time_of
-from traces.selection import EmptySelection, busiest_s
+from traces.selection import EmptySelection, busiest_s, select
 from traces.workload import workload_faults
 
 session = state.session()
@@ -90,7 +90,7 @@ selection = widgets.ask_part(
 )
 if selection != session.selection:
     try:
-        compute.take_part(trace.digest, selection, _trace=trace)
+        select(trace, selection)
     except EmptySelection as fault:
         st.error(frames.literal(str(fault)), icon=":material/error:")
     else:

@@ -4,7 +4,10 @@ import numpy as np
 import pandas as pd
 
 from app import compute, frames
-from app.compute import Setting
+from planner.inside.phases import life_of
+from planner.inside.step_table import step_table
+from planner.inside.worst_gaps import worst_gaps
+from planner.replay import replay
 from planner.search import Recommendation
 from planner.slo import Slo
 from planner.step_time import StepTimeFit
@@ -134,9 +137,8 @@ def test_settings_side_by_side_are_held_against_the_first(plan: Recommendation) 
 def test_gaps_steps_and_phases_count_data_rows_from_one(
     trace: RequestTrace, fit: StepTimeFit, plan: Recommendation
 ) -> None:
-    setting = Setting(trace.digest, plan.today.engine_config, fit.step_time)
-    run = compute.replayed(setting, _trace=trace)
-    gaps = compute.longest_gaps(setting, (0.0, run.end_s), _trace=trace)
+    run = replay(trace, plan.today.engine_config, fit.step_time)
+    gaps = worst_gaps(trace, run, compute.NUM_GAPS, 0.0, run.end_s)
     table = frames.worst_gaps(trace, gaps)
     assert table["no."].tolist() == [f"{k}" for k in range(1, len(gaps) + 1)]
     assert table["request"].tolist() == [f"{trace.source_row[gap.request] + 1}" for gap in gaps]
@@ -144,7 +146,7 @@ def test_gaps_steps_and_phases_count_data_rows_from_one(
     assert frames.gap_labels(trace, gaps)[0].startswith(where)
     step = gaps[0].step
     moment_s = float(run.steps["start_ns"][step]) / 1e9 + 1e-6
-    rows = compute.steps_around(setting, moment_s, _trace=trace)
+    rows = step_table(trace, run, moment_s, compute.NUM_STEPS)
     steps = frames.steps(trace, rows, moment_s)
     assert steps.set_index("").loc["▶", "step"] == step
     assert steps["takes [ms]"].max() == round(1e3 * gaps[0].gap_s, 2)
@@ -155,7 +157,7 @@ def test_gaps_steps_and_phases_count_data_rows_from_one(
 def test_the_phases_of_a_request_sum_to_its_latency(
     trace: RequestTrace, fit: StepTimeFit, plan: Recommendation
 ) -> None:
-    life = compute.life(Setting(trace.digest, plan.today.engine_config, fit.step_time), 3, _trace=trace)
+    life = life_of(trace, replay(trace, plan.today.engine_config, fit.step_time), 3)
     sums, phases = frames.life_sums(life), frames.phases(life)
     assert sums.index[-1] == "E2E, arrival to last token"
     assert sums["share"].iloc[-1] == "100\N{NO-BREAK SPACE}%"

@@ -641,3 +641,46 @@ def test_up_to_four_settings_stand_side_by_side_under_another_load() -> None:
         press(test, next(button.label for button in test.button if button.label.startswith("Unpin 1")))
     assert "Nothing is pinned" in words(test)
     assert not test.exception
+
+
+def test_words_of_another_file_with_equal_requests_are_not_taken_for_ones_own() -> None:
+    head = b"arrival_s,prompt_tokens,output_tokens,model\n"
+    upload(opened(), "theirs.csv", head + b"0,10,2,blue\n1,20,3,red\n2,30,4,red\n")
+    test = upload(opened(), "mine.csv", head + b"0,10,2,red\n1,20,3,blue\n2,30,4,blue\n")
+    test.multiselect[0].set_value(["red"]).run()
+    traffic = test.session_state["session"].traffic
+    assert traffic.source_row.tolist() == [0]
+    assert traffic.receipt.file_name == "mine.csv"
+
+
+def test_equal_steps_of_another_server_do_not_lend_their_flags() -> None:
+    log = compute.SAMPLES / compute.EXAMPLE_LOG
+    upload(opened("calibration"), "theirs.log", log.read_bytes())
+    changed = log.read_bytes().replace(b"'max_num_seqs': 256", b"'max_num_seqs': 77")
+    test = upload(opened("calibration"), "mine.log", changed)
+    session = test.session_state["session"]
+    assert session.fit.facts.max_num_seqs == 77
+    assert session.fit.source.startswith("mine.log")
+
+
+def test_flags_of_the_log_before_are_not_todays() -> None:
+    test = planned(press(opened(), "Run the example"))
+    log = (compute.SAMPLES / compute.EXAMPLE_LOG).read_bytes().replace(b"'max_num_seqs': 256", b"'max_num_seqs': 77")
+    upload(shown(test, "calibration"), "other.log", log)
+    assert test.session_state["session"].today.max_num_seqs == 77
+
+
+def test_measurements_of_the_trace_before_are_forgotten() -> None:
+    measured = b'{"arrival_s": 0.0, "token_s": [0.1, 0.2], "prompt_tokens": 5, "output_tokens": 2}\n'
+    test = upload(opened(), "measured.jsonl", measured)
+    assert test.session_state["session"].measured.value is not None
+    upload(test, "plain.csv", b"arrival_s,prompt_tokens,output_tokens\n0,10,2\n1,20,3\n")
+    assert test.session_state["session"].measured.value is None
+
+
+def test_a_look_at_the_log_tab_keeps_coefficients_by_hand() -> None:
+    test = opened("calibration")
+    test.segmented_control[0].set_value("By hand").run()
+    press(test, "Use these coefficients")
+    test.segmented_control[0].set_value("From a step log").run()
+    assert "set by hand" in words(test)

@@ -1,5 +1,7 @@
 """Calibration against logs whose truth is known, the odd files, and whatever real logs are at hand."""
 
+import base64
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -624,3 +626,30 @@ def fitted_or_refused(path: Path) -> StepTimeFit | None:
     for coefficient in fit.coefficients:
         assert coefficient.low <= coefficient.value <= coefficient.high
     return fit
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model["step_time"].update(base_ns=10**400), "step_time.base_ns"),
+        (lambda model: model["facts"].update(max_num_seqs=-5), "facts: max_num_seqs"),
+        (lambda model: model["noise"].update(decode=packed(1e300)), "noise.decode: damaged"),
+        (
+            lambda model: model["noise"].update(prefill=packed(0.0, 0.0)),
+            "noise: allowed: one number or more, of mean 1",
+        ),
+        (lambda model: model.update(draws_s=packed(*[1e300] * len(model["coefficients_s"]))), "draws_s: damaged"),
+    ],
+)
+def test_an_absurd_model_file_is_refused(change, said):
+    model = json.loads(write_model(fit_step_time(synthetic_log())))
+    change(model)
+    with pytest.raises(BadPlan, match=said):
+        read_model(json.dumps(model), "mine.json")
+    with pytest.raises(BadPlan, match="not JSON"):
+        read_model("[" * 100_000, "deep.json")
+
+
+def packed(*values: float) -> str:
+    """Floats as a model file has them."""
+    return base64.b64encode(np.array(values, "<f8").tobytes()).decode()

@@ -446,3 +446,34 @@ def test_requests_are_chosen_by_words(capsys, tmp_path):
     code, out, err = run(capsys, "replay", trace, "--only", "tenant=a")
     assert (code, out) == (2, "")
     assert "no column 'tenant' to choose by; there are: 'model'" in err
+
+
+def test_a_model_replays_under_the_flags_of_its_server(capsys, tmp_path):
+    model = tmp_path / "model.json"
+    assert run(capsys, "calibrate", LOG_SAMPLE, "-o", model)[0] == 0
+    saved = json.loads(model.read_text())
+    saved["facts"]["max_num_seqs"] = 3
+    model.write_text(json.dumps(saved))
+    code, out, err = run(capsys, "replay", TRACE_SAMPLE, "--model", model, "--json")
+    assert code == 0
+    assert "those of the model's server" in err
+    stated = run(capsys, "replay", TRACE_SAMPLE, "--model", model, "--max-num-seqs", "3", "--json")[1]
+    other = run(capsys, "replay", TRACE_SAMPLE, "--model", model, "--max-num-seqs", "256", "--json")[1]
+    ttft = [json.loads(one)["ttft_ms"]["p99"] for one in (out, stated, other)]
+    assert ttft[0] == ttft[1] > ttft[2]
+
+
+def test_measurements_of_something_else_are_said(capsys, tmp_path):
+    measured = tmp_path / "measured.jsonl"
+    measured.write_text('{"arrival_s": 0.0, "token_s": [0.1, 0.2]}\n')
+    code, _, err = run(capsys, "replay", TRACE_SAMPLE, "--measured", measured)
+    assert code == 0
+    assert "1 requests were measured; the trace has 1,514." in err
+    assert run(capsys, "replay", TRACE_SAMPLE, "--measured", measured, "--rate", "2")[:2] == (2, "")
+
+
+@pytest.mark.parametrize(
+    "part", [("--rate", "1e-300"), ("--sample", "50", "--sample-seed", "-1"), ("--spread-seed", "-1")]
+)
+def test_a_part_that_makes_no_sense_is_refused(capsys, part):
+    assert run(capsys, "replay", TRACE_SAMPLE, *part)[:2] == (2, "")

@@ -222,7 +222,7 @@ def recommend(
         ranked = sorted(eligible, key=lambda c: _rank(c, objective, today))
         num_replays = replays.num_done
         best, finalists = replays.choose(model, ranked, objective)
-        closest = best or min(candidates, key=lambda c: _distance(c))
+        closest = best or min((c for c in candidates if c.violations), key=_distance)
     share = None
     if covered is not None:
         share = extrapolated_share(replay(trace, closest.engine_config, step_time), covered)

@@ -256,6 +256,12 @@ def no_op_flags(plan: Recommendation) -> tuple[str, ...]:
             f"max_num_batched_tokens {config.max_num_batched_tokens:,} is never reached: "
             f"no step carries more than {summary.max_step_tokens:,} tokens."
         )
+    threshold = config.long_prefill_token_threshold
+    if summary.max_step_prefill_tokens < threshold and config.speculative_method is None:
+        found.append(
+            f"long_prefill_token_threshold {threshold:,} never acts: "
+            f"no step carries more than {summary.max_step_prefill_tokens:,} prefill tokens."
+        )
     known = {c.engine_config: c.summary for c in plan.candidates}
     for name in plan.space.searched[len(SEARCHED) :]:
         others = [known.get(replace(config, **{name: value})) for value in plan.space.values(name)]

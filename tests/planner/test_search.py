@@ -24,7 +24,7 @@ from planner.search import (
 )
 from planner.slo import Slo
 from planner.step_time import Covered, StepTime
-from planner.verdict import kv_sentence, no_op_flags, rejection_sentence
+from planner.verdict import kv_sentence, no_op_flags, rejection_sentence, verdict
 
 STEP_TIME = StepTime(8_000_000, 60_000, 60_000)
 TODAY = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=64, num_gpu_blocks=4001)
@@ -268,6 +268,16 @@ def test_turning_requests_away_wins_nothing():
     assert found.best.engine_config.num_gpu_blocks == 4001
 
 
+def test_what_meets_the_targets_by_turning_requests_away_is_not_the_closest():
+    """With the small KV cache all short prompts meet the target; with today's the long ones break it: missed."""
+    space = SearchSpace((8192,), (64,), (0,), more=More(num_gpu_blocks=(600, 4001)))
+    found = plan(chat_trace(80), slo=Slo(itl_s=0.08, worst_gap_s=0.1), space=space)
+    assert found.best is None
+    assert found.closest.violations
+    assert Reason.TURNS_AWAY in {rejection.reason for _, rejection in found.losers}
+    assert verdict(found).kind == "missed"
+
+
 def test_further_flags_are_read_from_words():
     assert read_more((), TODAY) == More()
     more = read_more(("watermark=0.05,0", "async-scheduling", "max_num_active_seqs=none,400", "num_gpu_blocks"), TODAY)
@@ -291,6 +301,10 @@ def test_a_flag_that_changes_nothing_is_named_and_the_kv_cache_that_is_needed_is
     space = SearchSpace((512, 8192), (64,), (0,), more=More(scheduling_policy=("fcfs", "priority")))
     said = no_op_flags(plan(chat_trace(80), space=space))
     assert "scheduling_policy never acts: every value that was tried gives the same numbers." in said
+    idle = plan(trace_of((0.0, 300, 20), (5.0, 150, 20)), space=SearchSpace((8192,), (64,), (512,)))
+    assert "long_prefill_token_threshold 512 never acts: no step carries more than 300 prefill tokens." in no_op_flags(
+        replace(idle, best=next(c for c in idle.candidates if c.engine_config.long_prefill_token_threshold))
+    )
     assert kv_sentence(plan(chat_trace(80))) is None
     larger = plan(chat_trace(80), space=SearchSpace((512,), (64,), (0,), more=More(num_gpu_blocks=(8001,))))
     assert "128,000 tokens instead of 64,000" in kv_sentence(larger)

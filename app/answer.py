@@ -147,9 +147,9 @@ def _show_why(job: PlanJob, plan: Recommendation) -> None:
 
 def _show_tradeoff(plan: Recommendation) -> None:
     """Show every setting tried; a click on one leads inside it."""
-    chosen = st.plotly_chart(
-        tradeoff.gap_against_ttft(plan), key="tradeoff", on_select="rerun", selection_mode="points"
-    )
+    figure = tradeoff.gap_against_ttft(plan)
+    chosen = st.plotly_chart(figure, key="tradeoff", on_select="rerun", selection_mode="points")
+    panels.offer_values(figure, "tradeoff")
     points = [point for point in chosen["selection"]["points"] if point.get("customdata")]
     candidate = tradeoff.candidate_at(plan, points[0]["customdata"]) if points else None
     if candidate is None:
@@ -178,8 +178,10 @@ def _show_distributions(job: PlanJob, plan: Recommendation) -> None:
     """Show the tails of the three settings."""
     settings = tails(job)
     gaps, waits = st.columns(2, gap="large")
-    gaps.plotly_chart(distributions.gap_tail(settings, plan.slo), key="gap_tail")
-    waits.plotly_chart(distributions.ttft_tail(settings, plan.slo), key="ttft_tail")
+    with gaps:
+        panels.show_figure(distributions.gap_tail(settings, plan.slo), "gap_tail")
+    with waits:
+        panels.show_figure(distributions.ttft_tail(settings, plan.slo), "ttft_tail")
 
 
 def _show_losers(plan: Recommendation) -> None:

@@ -9,6 +9,7 @@ from app.compute import PlanJob, Status
 from app.figures import distributions, theme, tradeoff
 from app.figures.distributions import Latencies
 from app.figures.labels import answer_label, percent
+from app.glossary import LATENCIES
 from planner.command import serve_command
 from planner.export import provenance
 from planner.measured import trust_sentence
@@ -47,7 +48,10 @@ def show_answer(job: PlanJob) -> None:
     _show_confidence(plan)
     _show_trust()
     _show_command(plan)
-    st.subheader("Today, recommended, and vLLM's default" if plan.best else "Today, the closest, and vLLM's default")
+    st.subheader(
+        "Today, recommended, and vLLM's default" if plan.best else "Today, the closest, and vLLM's default",
+        help=LATENCIES,
+    )
     st.table(frames.comparison(plan), border="horizontal")
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("See each step, and what caused the worst gaps:", width="content")

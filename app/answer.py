@@ -9,6 +9,7 @@ from app.compute import PlanJob, Status
 from app.figures import distributions, theme, tradeoff
 from app.figures.distributions import Latencies
 from app.figures.labels import answer_label, percent
+from app.glossary import LATENCIES
 from planner.command import serve_command
 from planner.export import provenance
 from planner.measured import trust_sentence
@@ -49,7 +50,10 @@ def show_answer(job: PlanJob) -> None:
     _show_confidence(plan)
     _show_trust()
     _show_command(plan)
-    st.subheader("Today, recommended, and vLLM's default" if plan.best else "Today, the closest, and vLLM's default")
+    st.subheader(
+        "Today, recommended, and vLLM's default" if plan.best else "Today, the closest, and vLLM's default",
+        help=LATENCIES,
+    )
     st.table(frames.comparison(plan), border="horizontal")
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown("See each step, and what caused the worst gaps:", width="content")
@@ -143,9 +147,9 @@ def _show_why(job: PlanJob, plan: Recommendation) -> None:
 
 def _show_tradeoff(plan: Recommendation) -> None:
     """Show every setting tried; a click on one leads inside it."""
-    chosen = st.plotly_chart(
-        tradeoff.gap_against_ttft(plan), key="tradeoff", on_select="rerun", selection_mode="points"
-    )
+    figure = tradeoff.gap_against_ttft(plan)
+    chosen = st.plotly_chart(figure, key="tradeoff", on_select="rerun", selection_mode="points")
+    panels.offer_values(figure, "tradeoff")
     points = [point for point in chosen["selection"]["points"] if point.get("customdata")]
     candidate = tradeoff.candidate_at(plan, points[0]["customdata"]) if points else None
     if candidate is None:
@@ -179,8 +183,10 @@ def _show_distributions(job: PlanJob, plan: Recommendation) -> None:
     """Show the tails of the three settings."""
     settings = tails(job)
     gaps, waits = st.columns(2, gap="large")
-    gaps.plotly_chart(distributions.gap_tail(settings, plan.slo), key="gap_tail")
-    waits.plotly_chart(distributions.ttft_tail(settings, plan.slo), key="ttft_tail")
+    with gaps:
+        panels.show_figure(distributions.gap_tail(settings, plan.slo), "gap_tail")
+    with waits:
+        panels.show_figure(distributions.ttft_tail(settings, plan.slo), "ttft_tail")
 
 
 def _show_losers(plan: Recommendation) -> None:

@@ -25,6 +25,9 @@ GLOSSARY = {
 }
 """Word to meaning."""
 
+LATENCIES = "\n".join(f"- **{word}**: {GLOSSARY[word]}" for word in ("ITL", "worst gap", "stalled time", "TTFT", "E2E"))
+"""Words of a table of latencies, for its hover."""
+
 FLAGS = {
     "max_num_batched_tokens (budget)": (
         "bounds the longest step, and with it the token gap of every stream beside a prefill",

@@ -29,7 +29,7 @@ def show_opened(saved: SavedPlan, name: str) -> None:
     answer.show_sentence(saved.words)
     with st.expander("Its answer"):
         st.table(frames.comparison(saved.recommendation), border="horizontal")
-        st.plotly_chart(tradeoff.gap_against_ttft(saved.recommendation), key="opened_tradeoff")
+        panels.show_figure(tradeoff.gap_against_ttft(saved.recommendation), "opened_tradeoff")
 
 
 def show_handout(saved: SavedPlan, model_name: str, job: PlanJob | None) -> None:

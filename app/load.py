@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compute, frames, state, widgets
+from app import compute, frames, panels, state, widgets
 from app.compute import PlanJob, Setting
 from app.figures import load
 from app.state import LoadQuestion
@@ -49,5 +49,7 @@ def _show_capacity(found: Capacity, job: PlanJob, asked: LoadQuestion) -> None:
         )
     )
     curve, pieces = st.columns(2, gap="large")
-    curve.plotly_chart(load.latency_against_load(found.curve, found.headroom, slo), key="load_curve")
-    pieces.plotly_chart(load.latency_by_window(found.windows, slo), key="load_windows")
+    with curve:
+        panels.show_figure(load.latency_against_load(found.curve, found.headroom, slo), "load_curve")
+    with pieces:
+        panels.show_figure(load.latency_by_window(found.windows, slo), "load_windows")

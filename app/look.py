@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import streamlit as st
 
-from app import compute, frames, widgets
+from app import compute, frames, panels, widgets
 from app.compute import Setting
 from app.figures import inside
 from planner.inside.words import gap_sentence, life_sentence
@@ -47,7 +47,8 @@ def show_inside(look: Look) -> None:
     moment_s = _show_gaps(look, gaps)
     _show_steps(look, moment_s)
     view = compute.over_time(look.setting, look.window_s, _trace=look.trace)
-    overview.plotly_chart(inside.over_time(view, moment_s), key="over_time")
+    with overview:
+        panels.show_figure(inside.over_time(view, moment_s), "over_time")
     overview.caption("Drag across the figure to zoom all panels, double-click to zoom out.")
     _show_life(look)
     _show_file(look, moment_s)
@@ -129,7 +130,8 @@ def _show_life(look: Look) -> None:
     if not life.phases:
         return
     bars, sums = st.columns([3, 2], gap="large")
-    bars.plotly_chart(inside.life(life), key="life")
+    with bars:
+        panels.show_figure(inside.life(life), "life")
     sums.table(frames.life_sums(life), border="horizontal")
     with st.expander(f"All {len(life.phases):,} phases in order"):
         st.dataframe(frames.phases(life), hide_index=True, key="phases")

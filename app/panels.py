@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import plotly.graph_objects as go
 import streamlit as st
 
 from app import compute, frames, state, widgets
 from app.compute import PlanInputs
 from app.figures import distributions
+from app.figures.data import drawn_values
 from app.figures.labels import d_and_p, three_digits
 from app.report import calibration_report
 from app.state import Reading, Session
@@ -157,6 +159,27 @@ def offer_look(label: str, name: str, picked: EngineConfig | None = None, where:
     if st.button(label, icon=":material/troubleshoot:", key=f"look_{where}_{label}"):
         state.session().look_into(name, picked)
         st.switch_page(PAGES["inspect"])
+
+
+def show_figure(figure: go.Figure, key: str) -> None:
+    """A figure, and the values in it as a file; the picture is a button of the figure's own."""
+    st.plotly_chart(figure, key=key)
+    offer_values(figure, key)
+
+
+def offer_values(figure: go.Figure, key: str) -> None:
+    """The values that a figure draws, as a file."""
+    st.download_button(
+        "CSV",
+        lambda: drawn_values(figure).to_csv(index=False),
+        f"{key}.csv",
+        "text/csv",
+        icon=":material/download:",
+        type="tertiary",
+        key=f"csv_{key}",
+        on_click="ignore",
+        help="The values drawn above, with units.",
+    )
 
 
 def show_next(page: str, label: str) -> None:
@@ -316,7 +339,8 @@ def show_measured() -> None:
     st.table(frames.compared(comparisons), border="horizontal")
     columns = st.columns(2, gap="large")
     for column, one in zip(columns, (one for one in comparisons if one.name in ("itl", "ttft")), strict=False):
-        column.plotly_chart(distributions.predicted_and_measured(one), key=f"measured_{one.name}")
+        with column:
+            show_figure(distributions.predicted_and_measured(one), f"measured_{one.name}")
 
 
 def show_notices(notices: tuple[str, ...]) -> None:

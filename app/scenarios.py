@@ -57,8 +57,7 @@ def show_scenarios(
     configs = tuple(config for _, config in pinned)
     found = compute.what_if(trace.digest, configs, step_time, slo, scenario, _trace=trace)
     names = tuple(f"{k}: {name}" for k, (name, _) in enumerate(pinned, start=1))
-    table = frames.side_by_side(names, found, slo)
-    st.table(table, border="horizontal")
+    st.table(frames.side_by_side(names, found, slo), border="horizontal")
     st.caption(
         "Simulated: your requests at the load, KV memory and prompt length above, with the same step times. Better and "
         "worse are against the first. Step times beyond the range that the log covers are extrapolated."

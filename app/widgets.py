@@ -468,6 +468,7 @@ def ask_objective() -> Objective:
         list(OBJECTIVES),
         format_func=OBJECTIVES.__getitem__,
         key="objective",
+        help="Usually many settings meet the targets; this decides among them. Ties go to the fewest changed flags.",
         persist_state="session",
     )
 
@@ -571,7 +572,14 @@ def ask_routing() -> Routing:
         Routing.LEAST_LOADED: "least loaded (fewest outstanding requests; an estimate)",
         Routing.PREFIX_AFFINITY: "prefix affinity (needs a trace with prefix hashes)",
     }
-    return st.selectbox("Routing", list(names), format_func=names.__getitem__, key="routing", persist_state="session")
+    return st.selectbox(
+        "Routing",
+        list(names),
+        format_func=names.__getitem__,
+        key="routing",
+        help="Which replica gets a request, where one is not enough.",
+        persist_state="session",
+    )
 
 
 def ask_scheduler() -> str:
@@ -609,6 +617,7 @@ def ask_setting(names: tuple[str, ...], default: str, name: str) -> str:
         default=default if default in names else names[0],
         required=True,
         key=name,
+        help="Flags whose replay is opened below. A click in the trade-off on the Plan page brings another one here.",
         persist_state="session",
     )
 

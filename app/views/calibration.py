@@ -107,14 +107,18 @@ elif isinstance(fit, StepTimeFit):
     for column, (label, value, about) in zip(st.columns(5), frames.fit_numbers(fit), strict=True):
         column.metric(label, value, help=about)
     measured, prefill = st.columns(2, gap="large")
-    measured.plotly_chart(calibration.predicted_against_measured(fit), key="predicted_against_measured")
-    prefill.plotly_chart(calibration.step_time_by_prefill(fit), key="step_time_by_prefill")
+    with measured:
+        panels.show_figure(calibration.predicted_against_measured(fit), "predicted_against_measured")
+    with prefill:
+        panels.show_figure(calibration.step_time_by_prefill(fit), "step_time_by_prefill")
     decode, off = st.columns(2, gap="large")
-    decode.plotly_chart(calibration.decode_curve(fit), key="decode_curve")
+    with decode:
+        panels.show_figure(calibration.decode_curve(fit), "decode_curve")
     chart = off.container()
     with off:
         against = widgets.ask_against()
-    chart.plotly_chart(calibration.residuals(fit, against), key="residuals")
+    with chart:
+        panels.show_figure(calibration.residuals(fit, against), "residuals")
     panels.show_model(fit)
     panels.show_remedies(fit)
     panels.offer_model(fit)

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compute, frames, widgets
+from app import compute, frames, panels, widgets
 from app.figures import lesson
 from app.glossary import FLAGS, GLOSSARY, QUESTIONS
 from planner.verdict import not_simulated
@@ -23,7 +23,8 @@ turn = turns[number - 1]
 
 # Show
 figure, words = st.columns([3, 2], gap="large")
-figure.plotly_chart(lesson.who_got_tokens(turns, config.max_num_batched_tokens, number - 1), key="lesson")
+with figure:
+    panels.show_figure(lesson.who_got_tokens(turns, config.max_num_batched_tokens, number - 1), "lesson")
 with words:
     st.markdown(f"**Step {number}**: {frames.toy_sentence(turn)}")
     st.table(frames.toy_gaps(turn), border="horizontal", hide_index=True)

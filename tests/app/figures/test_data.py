@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from app import compute
-from app.compute import Setting
 from app.figures import inside, requests, tradeoff
 from app.figures.data import drawn_values
+from planner.inside.timeline import timeline
+from planner.replay import replay
 from planner.search import Recommendation
 from planner.step_time import StepTimeFit
 from traces.requests import RequestTrace
@@ -27,9 +27,8 @@ def test_a_heat_map_gives_counts_not_their_logarithms(trace: RequestTrace) -> No
 
 
 def test_panels_share_the_time_axis(trace: RequestTrace, plan: Recommendation, fit: StepTimeFit) -> None:
-    setting = Setting(trace.digest, plan.today.engine_config, fit.step_time)
-    run = compute.replayed(setting, _trace=trace)
-    table = drawn_values(inside.over_time(compute.over_time(setting, (0.0, run.end_s), _trace=trace)))
+    run = replay(trace, plan.today.engine_config, fit.step_time)
+    table = drawn_values(inside.over_time(timeline(run, 60, 0.0, run.end_s)))
     assert "Time since the first arrival [s]" in table.columns
     assert {"Running [requests]", "Waiting [requests]", "KV use [%]", "Preempted [times]"} <= set(table.columns)
     assert np.isfinite(table["Time since the first arrival [s]"]).all()

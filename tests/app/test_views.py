@@ -1,6 +1,7 @@
 """Every page empty, filled with the example, and with what users do wrong."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from planner.verdict import not_simulated, seconds
 from traces.measured import read_measured
 from traces.requests import RequestTrace
 from traces.workload import PRESETS, make_trace
+from traces.write import to_parquet
 
 MAIN = Path(compute.__file__).parent / "main.py"
 NO_UNIT = b"arrival_time,prompt_tokens,output_tokens\n0,10,2\n250,20,3\n12500,30,4\n"
@@ -569,11 +571,10 @@ def test_a_cluster_that_does_not_answer_is_said_and_this_machine_offered() -> No
 
 
 def test_cancel_keeps_the_last_result() -> None:
-    test = opened()
-    press(test, "Run the example")
-    planned(test)
-    test.number_input(key="itl_ms").set_value(47.3).run()
-    press(test, "Plan")
+    test = planned(press(opened(), "Run the example"))
+    long = make_trace(replace(PRESETS["Chat with pasted documents"], duration_s=80_000.0))
+    upload(shown(test, "trace"), "long.parquet", to_parquet(long))
+    press(shown(test, "plan"), "Plan")
     press(test, "Cancel")
     time.sleep(1.0)
     test.run()

@@ -25,7 +25,7 @@ TRUTHS = {
     "context of prefill": PLAIN._replace(
         per_kv_token_ns=35.0, per_kv_token_mixed_ns=35.0, per_prefill_attention_ns=0.9, per_kv_prefill_token_ns=900.0
     ),
-    "kink": PLAIN._replace(per_prefill_token_ns=5_000, per_prefill_token_beyond_256_ns=20_000.0),
+    "kink": PLAIN._replace(per_prefill_token_ns=5_000, per_token_beyond_256_ns=20_000.0),
     "everything": PLAIN._replace(
         per_prefill_token_ns=5_000,
         per_kv_token_ns=35.0,
@@ -33,7 +33,7 @@ TRUTHS = {
         any_prefill_ns=3_000_000.0,
         per_prefill_attention_ns=0.9,
         per_kv_prefill_token_ns=900.0,
-        per_prefill_token_beyond_256_ns=20_000.0,
+        per_token_beyond_256_ns=20_000.0,
     ),
 }
 

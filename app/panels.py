@@ -269,7 +269,7 @@ def offer_model(fit: StepTimeFit) -> None:
     with st.container(horizontal=True):
         st.download_button(
             "Download the model",
-            write_model(fit),
+            lambda: write_model(fit),
             "model.json",
             "application/json",
             icon=":material/download:",

@@ -255,6 +255,7 @@ def ask_part(selection: Selection, trace: RequestTrace, clock_step_s: float | No
             format_func=lambda word: word or "(none)",
             placeholder="all",
             key=f"part_{labels.name}_{name}",
+            persist_state="session",
         )
         if words:
             kept.append((labels.name, tuple(words)))

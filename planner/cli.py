@@ -408,7 +408,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_model_options(one)
     _add_flag_options(one)
     _add_part_options(one)
-    one.add_argument("--measured", help="what clients measured under these flags: vllm bench serve, or Parquet")
+    one.add_argument("--measured", help="what was measured under these flags, in any form that the README names")
     one.add_argument("--itl-ms", type=_number, default=80.0, help="gap above which a stream counts as stalled")
     one.set_defaults(run=run_replay)
 

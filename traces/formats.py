@@ -379,15 +379,14 @@ class TraceColumns:
     """Name of the column that tells several benchmarks apart."""
     tokens: TokenTimes | None = None
     """When the tokens came; only for measurements."""
+    labels: tuple[str, ...] = ()
+    """Columns of words to choose requests by."""
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
         """Part and column, for the receipt."""
         parts = (("arrival", self.arrival), ("prompt", self.prompt), ("output", self.output))
         return tuple((part, column) for part, column in parts if column is not None)
-
-    labels: tuple[str, ...] = ()
-    """Columns of words to choose requests by."""
 
     @property
     def all(self) -> tuple[str, ...]:

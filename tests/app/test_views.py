@@ -148,6 +148,8 @@ def test_a_part_of_the_trace_is_planned_for_and_said_everywhere() -> None:
     assert {metric.label: metric.value for metric in test.metric}["Requests"] == f"{num}"
     assert f"{num} requests" in words(test)
     assert "from 60 s to 120 s after the first arrival; 2 × the rate" in words(test)
+    shown(shown(test, "inspect"), "trace")
+    assert {metric.label: metric.value for metric in test.metric}["Requests"] == f"{num}"
     assert "Changed since: trace" in words(shown(test, "plan"))
     planned(press(test, "Plan"))
     assert "belong to other inputs" not in words(test)
@@ -167,6 +169,8 @@ def test_a_model_is_chosen_where_the_trace_tells_them_apart() -> None:
     test.multiselect[0].set_value(["small"]).run()
     assert {metric.label: metric.value for metric in test.metric}["Prompt tokens"] == "40"
     assert "model small" in words(test)
+    shown(shown(test, "plan"), "trace")
+    assert {metric.label: metric.value for metric in test.metric}["Prompt tokens"] == "40"
 
 
 def test_a_slow_clock_is_seen_and_can_be_undone() -> None:
@@ -175,6 +179,7 @@ def test_a_slow_clock_is_seen_and_can_be_undone() -> None:
     (toggle,) = test.toggle
     assert "Spread arrivals that share a stamp over the 3 s until the next" in toggle.label
     toggle.set_value(True).run()
+    shown(shown(test, "plan"), "trace")
     assert "arrivals with one stamp are spread until the next stamp (seed 0)" in words(test)
 
 

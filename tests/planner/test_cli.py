@@ -8,7 +8,7 @@ import pytest
 from shared import Case, cases, files
 from traces_by_hand import chat_trace
 
-from planner.cli import main
+from planner.cli.main import main
 from planner.engine_config import EngineConfig
 from planner.plan_file import open_plan
 from planner.slo import ClassTarget

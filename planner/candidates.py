@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engine_config import EngineConfig
-from planner.metrics import UNSTABLE_GROWTH, Summary, distribution, e2e_s, summarise, ttft_s
+from planner.errors import BadPlan
+from planner.metrics import UNSTABLE_GROWTH, Summary, distribution, e2e_s, itl_of_requests, summarise, ttft_s
 from planner.replay import Replay, replay
 from planner.slo import ClassTarget, Slo
 from planner.step_time import StepTime
@@ -119,18 +120,18 @@ def violations(summary: Summary, slo: Slo) -> tuple[Rejection, ...]:
 
 def _missed_by_class(trace: RequestTrace, run: Replay, target: ClassTarget, slo: Slo) -> list[Rejection]:
     """Every target of a class that its requests miss; a class without requests misses none."""
-    is_member = (trace.prompt_tokens >= target.min_prompt_tokens) & ~run.never_runs
-    if target.max_prompt_tokens is not None:
-        is_member &= trace.prompt_tokens <= target.max_prompt_tokens
-    if target.priority is not None:
-        is_member &= trace.priority == target.priority if trace.priority is not None else False
+    is_member = members(trace, target) & ~run.never_runs
     if not is_member.any():
         return []
     found = []
+    if target.itl_s is not None:
+        gap_s = itl_of_requests(run, is_member).percentile(slo.itl_percentile)
+        if gap_s > target.itl_s:
+            found.append(Rejection(Reason.ITL, gap_s, target.itl_s, "s", slo.itl_percentile, target))
     for reason, values_s, limit_s, percentile in (
+        (Reason.WORST_GAP, run.worst_gap_s, target.worst_gap_s, None),
         (Reason.TTFT, ttft_s(run), target.ttft_s, slo.ttft_percentile),
         (Reason.E2E, e2e_s(run), target.e2e_s, slo.e2e_percentile),
-        (Reason.WORST_GAP, run.worst_gap_s, target.worst_gap_s, None),
     ):
         if limit_s is not None:
             values = distribution(values_s[is_member])
@@ -139,6 +140,29 @@ def _missed_by_class(trace: RequestTrace, run: Replay, target: ClassTarget, slo:
             if measured_s > limit_s or (percentile is not None and values.num == 0):
                 found.append(Rejection(reason, measured_s, limit_s, "s", percentile, target))
     return found
+
+
+def members(trace: RequestTrace, target: ClassTarget) -> npt.NDArray[np.bool_]:
+    """Which requests a target is for: (n,) bool.
+
+    Raises
+    ------
+    BadPlan
+        It names a column or a word that the trace does not have.
+    """
+    is_member = trace.prompt_tokens >= target.min_prompt_tokens
+    if target.max_prompt_tokens is not None:
+        is_member &= trace.prompt_tokens <= target.max_prompt_tokens
+    if target.priority is not None:
+        is_member &= trace.priority == target.priority if trace.priority is not None else False
+    if target.label is not None:
+        column, word = target.label
+        words = {labels.name: labels for labels in trace.labels}
+        if column not in words or word not in words[column].words:
+            there = "; ".join(f"{one.name} with {', '.join(one.words[:10])}" for one in trace.labels) or "none"
+            raise BadPlan("targets", f"no request has {column} {word!r}; columns of words in this trace: {there}")
+        is_member &= words[column].codes == words[column].words.index(word)
+    return is_member
 
 
 def missed_latencies(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -144,16 +144,7 @@ def find_capacity(
 
 def scale_load(trace: RequestTrace, load: float) -> RequestTrace:
     """The same requests in the same order, `load` times as fast."""
-    return RequestTrace(
-        arrival_s=trace.arrival_s / load,
-        prompt_tokens=trace.prompt_tokens,
-        output_tokens=trace.output_tokens,
-        source_row=trace.source_row,
-        priority=trace.priority,
-        max_tokens=trace.max_tokens,
-        prefix_hashes=trace.prefix_hashes,
-        receipt=trace.receipt,
-    )
+    return replace(trace, arrival_s=trace.arrival_s / load)
 
 
 def find_headroom(

@@ -5,11 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClassTarget:
-    """Latency targets of some requests only, on top of those of all; percentiles are those of the `Slo`.
-
-    Gaps pooled over a class have no target: a replay counts gaps per step, not per request. The worst gap of each
-    request it knows.
-    """
+    """Latency targets of some requests only, on top of those of all; percentiles are those of the `Slo`."""
 
     min_prompt_tokens: int = 1
     """Shortest prompt of the class, tokens."""
@@ -17,8 +13,12 @@ class ClassTarget:
     """Longest prompt of the class, tokens; None = no bound."""
     priority: int | None = None
     """Only requests of this priority; None = of any."""
+    label: tuple[str, str] | None = None
+    """Only requests for which this column of the trace has this word; None = any."""
+    itl_s: float | None = None
+    """Target inter-token latency, seconds, of the gaps pooled over the class; None = not constrained, like the next."""
     ttft_s: float | None = None
-    """Target time to first token, seconds; None = not constrained, like the next two."""
+    """Target time to first token, seconds."""
     e2e_s: float | None = None
     """Target time from arrival to last token, seconds."""
     worst_gap_s: float | None = None
@@ -49,12 +49,12 @@ class Slo:
     """Further targets of some requests."""
 
 
-LIMITS = {"ttft_ms": "ttft_s", "e2e_ms": "e2e_s", "worst_gap_ms": "worst_gap_s"}
+LIMITS = {"itl_ms": "itl_s", "ttft_ms": "ttft_s", "e2e_ms": "e2e_s", "worst_gap_ms": "worst_gap_s"}
 """Limits of a class as people write them, and its fields."""
 
 
 def read_class_target(text: str) -> ClassTarget:
-    """A class and its targets from words such as "prompt=1-1000,priority=0,ttft_ms=500".
+    """A class and its targets from words such as "prompt=1-1000,priority=0,column=model=small,ttft_ms=500".
 
     Raises
     ------
@@ -64,13 +64,20 @@ def read_class_target(text: str) -> ClassTarget:
     try:
         given = {name.strip(): value for name, value in (part.split("=", 1) for part in text.split(","))}
         first, _, last = given.pop("prompt", "1-").partition("-")
-        priority = given.pop("priority", None)
+        priority, label = given.pop("priority", None), None
+        if "column" in given:
+            column, word = given.pop("column").split("=", 1)
+            label = (column, word)
         limits_s = {LIMITS[name]: float(value) / 1e3 for name, value in given.items()}
         target = ClassTarget(
-            int(first), int(last) if last.strip() else None, None if priority is None else int(priority), **limits_s
+            int(first),
+            int(last) if last.strip() else None,
+            None if priority is None else int(priority),
+            label,
+            **limits_s,
         )
     except (ValueError, KeyError) as fault:
-        known = f"prompt, priority, {', '.join(LIMITS)}"
+        known = f"prompt, priority, column=NAME=WORD, {', '.join(LIMITS)}"
         raise ValueError(f"{text}: write it as prompt=1-1000,ttft_ms=500; known are {known}") from fault
     if not limits_s or not all(0 < limit_s < float("inf") for limit_s in limits_s.values()):
         raise ValueError(f"{text}: needs a limit above 0, such as ttft_ms=500")

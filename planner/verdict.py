@@ -146,7 +146,9 @@ def class_in_words(target: ClassTarget) -> str:
     else:
         words = f"prompts of {target.min_prompt_tokens:,} to {target.max_prompt_tokens:,} tokens"
     if target.priority is not None:
-        return f"{words or 'requests'} of priority {target.priority}"
+        words = f"{words or 'requests'} of priority {target.priority}"
+    if target.label is not None:
+        words = f"{words or 'requests'} with {target.label[0]} {target.label[1]}"
     return words or "all requests"
 
 
@@ -343,9 +345,10 @@ def slo_sentence(slo: Slo, objective: Objective) -> str:
 def class_sentence(target: ClassTarget, slo: Slo) -> str:
     """The targets of a class."""
     limits = (
+        (f"p{100 * slo.itl_percentile:g} of their token gaps", target.itl_s),
+        ("every gap", target.worst_gap_s),
         (f"p{100 * slo.ttft_percentile:g} of TTFT", target.ttft_s),
         (f"p{100 * slo.e2e_percentile:g} of E2E", target.e2e_s),
-        ("every gap", target.worst_gap_s),
     )
     asked = [f"{what} at most {seconds(limit_s)}" for what, limit_s in limits if limit_s is not None]
     return f"for {class_in_words(target)} {' and '.join(asked)}"

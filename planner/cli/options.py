@@ -100,7 +100,7 @@ def add_judged(parser: argparse.ArgumentParser) -> None:
         "--class-target",
         action="append",
         default=[],
-        metavar=",".join(["prompt=MIN-MAX", "priority=N", *(f"{name}=…" for name in LIMITS)]),
+        metavar=",".join(["prompt=MIN-MAX", "priority=N", "column=NAME=WORD", *(f"{name}=…" for name in LIMITS)]),
         help="targets of some requests only; may be given more than once",
     )
     group.add_argument("--objective", choices=[o.value for o in Objective], default=Objective.LOWEST_TTFT.value)

@@ -392,7 +392,7 @@ def test_a_missed_plan_has_no_command_to_export(capsys, trace_file, tmp_path):
 def test_all_targets_go_from_the_command_line_into_the_plan(capsys, trace_file, tmp_path):
     more = (
         *("--e2e-ms", 60_000, "--e2e-percentile", 95, "--stalled-percent", 50, "--class-target"),
-        *("prompt=1-1000,priority=0,ttft_ms=9000", "--class-target", "prompt=2000-,worst_gap_ms=900,e2e_ms=70000"),
+        *("prompt=1-1000,priority=0,ttft_ms=9000", "--class-target", "prompt=2000-,itl_ms=70,worst_gap_ms=900"),
     )
     code, _, _ = run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 80, *more, "-o", tmp_path / "p.json")
     assert code == 0
@@ -400,7 +400,7 @@ def test_all_targets_go_from_the_command_line_into_the_plan(capsys, trace_file, 
     assert (slo.e2e_s, slo.e2e_percentile, slo.stalled_share) == (60.0, 0.95, 0.5)
     assert slo.classes == (
         ClassTarget(1, 1000, 0, ttft_s=9.0),
-        ClassTarget(2000, None, None, e2e_s=70.0, worst_gap_s=0.9),
+        ClassTarget(2000, None, itl_s=0.07, worst_gap_s=0.9),
     )
 
 

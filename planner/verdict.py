@@ -1,10 +1,10 @@
 """Results in words: the sentences that the screen, the command line and the exports share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from planner.candidates import Candidate, Reason, Rejection
 from planner.capacity import Curve, Headroom, Replicas, Window
-from planner.confidence import TargetOdds
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.search import GIVES_UP, NUM_DRAWS, SEARCHED, Objective, Recommendation
 from planner.slo import ClassTarget, Slo
@@ -70,7 +70,7 @@ def _met_sentence(plan: Recommendation, best: Candidate) -> str:
     if best.summary.num_gaps == 0:
         head = "Met: every request has one output token, so there are no token gaps to judge"
     if best.engine_config == plan.today.engine_config:
-        return f"{head} with today's flags; nothing that was tried is better."
+        return f"{head} with today's flags; {_unbeaten(plan)}."
     gain, price = _gain(plan, best)
     if best.summary.itl.max_s > now.itl.max_s:
         price += f", and the worst gap grows from {seconds(now.itl.max_s)} to {seconds(best.summary.itl.max_s)}"
@@ -81,19 +81,44 @@ def _met_sentence(plan: Recommendation, best: Candidate) -> str:
     return f"{head}; today's flags miss it ({why}). The change gives {price}."
 
 
+def _unbeaten(plan: Recommendation) -> str:
+    """What the objective says of a choice, among the settings that meet the targets."""
+    if _is_surest(plan):
+        return "nothing that the objective would prefer meets the targets as surely"
+    return {
+        Objective.LOWEST_TTFT: "nothing that was tried and meets the targets has a lower TTFT",
+        Objective.MOST_HEADROOM: "nothing that was tried and meets the targets has smaller gaps",
+        Objective.HIGHEST_THROUGHPUT: "nothing that was tried and meets the targets delivers more",
+        Objective.PARETO: "nothing that was tried and meets the targets beats them in both gap and TTFT",
+    }[plan.objective]
+
+
+def _is_surest(plan: Recommendation) -> bool:
+    """Whether the choice is not the best by the objective, but holds more often."""
+    return bool(plan.best and plan.finalists and plan.best.engine_config != plan.finalists[0].engine_config)
+
+
 def _gain(plan: Recommendation, best: Candidate) -> tuple[float, str]:
     """What the objective gains over today's flags, as a share and in words; the price in TTFT is always said."""
-    own, now = best.summary, plan.today.summary
-    percentile = f"p{100 * plan.slo.ttft_percentile:g}"
-    ttft = f"TTFT {percentile} {seconds(own.ttft_at_percentile_s)} instead of {seconds(now.ttft_at_percentile_s)}"
-    if plan.objective is Objective.MOST_HEADROOM:
-        share = 1 - own.itl_at_percentile_s / now.itl_at_percentile_s if now.itl_at_percentile_s > 0 else 0.0
-        gap = f"{seconds(own.itl_at_percentile_s)} instead of {seconds(now.itl_at_percentile_s)}"
-        return share, f"a p{100 * plan.slo.itl_percentile:g} token gap of {gap}, {ttft}"
-    if plan.objective is Objective.HIGHEST_THROUGHPUT:
-        share = own.output_tokens_per_s / now.output_tokens_per_s - 1
-        return share, f"{own.output_tokens_per_s:,.0f} tokens/s instead of {now.output_tokens_per_s:,.0f}, {ttft}"
-    return 1 - own.ttft_at_percentile_s / now.ttft_at_percentile_s, ttft
+    own, now, slo = best.summary, plan.today.summary, plan.slo
+    sooner = 1 - own.ttft_at_percentile_s / now.ttft_at_percentile_s
+    smaller = 1 - own.itl_at_percentile_s / now.itl_at_percentile_s if now.itl_at_percentile_s > 0 else 0.0
+    ttft, gap, rate = (
+        f"{own_words} {'as today' if own_words == now_words else f'instead of {now_words}'}"
+        for own_words, now_words in (
+            (seconds(own.ttft_at_percentile_s), seconds(now.ttft_at_percentile_s)),
+            (seconds(own.itl_at_percentile_s), seconds(now.itl_at_percentile_s)),
+            (tokens_per_s(own.output_tokens_per_s), tokens_per_s(now.output_tokens_per_s)),
+        )
+    )
+    ttft = f"TTFT p{100 * slo.ttft_percentile:g} {ttft}"
+    gap = f"a p{100 * slo.itl_percentile:g} token gap of {gap}"
+    return {
+        Objective.LOWEST_TTFT: (sooner, ttft),
+        Objective.MOST_HEADROOM: (smaller, f"{gap}, {ttft}"),
+        Objective.HIGHEST_THROUGHPUT: (own.output_tokens_per_s / now.output_tokens_per_s - 1, f"{rate}, {ttft}"),
+        Objective.PARETO: (max(sooner, smaller), f"{gap}, {ttft}"),
+    }[plan.objective]
 
 
 def rejection_sentence(rejection: Rejection) -> str:
@@ -129,7 +154,7 @@ def rejection_sentence(rejection: Rejection) -> str:
         Reason.LESS_THROUGHPUT: "meets the targets, but",
     }[rejection.reason]
     if rejection.unit == "tokens/s":
-        return f"{what} {rejection.measured:,.0f} tokens/s against {rejection.limit:,.0f}"
+        return f"{what} {tokens_per_s(rejection.measured)} against {tokens_per_s(rejection.limit)}"
     measured, limit = seconds(rejection.measured), seconds(rejection.limit)
     if measured == limit and rejection.measured != rejection.limit:
         measured = f"{1e3 * rejection.measured:.6g} ms"  # three digits would not show that it is above
@@ -153,31 +178,106 @@ def class_in_words(target: ClassTarget) -> str:
 
 
 def binding_constraint(plan: Recommendation) -> str:
-    """What keeps the answer from being better, in a sentence."""
-    if plan.best is None:
-        return "No setting meets the targets: see what the closest one misses."
-    if plan.finalists and plan.best.engine_config != plan.finalists[0].engine_config:
+    """What keeps the answer from being better by the objective, or keeps every setting from meeting the targets."""
+    best = plan.best
+    if best is None:
+        return _what_all_miss(plan)
+    if _is_surest(plan):
         return "Certainty decides: what the objective would have preferred misses a target more often."
-    if plan.objective is not Objective.LOWEST_TTFT:
-        return "The objective decides: nothing that was tried and meets the targets does better by it."
-    best_ttft = plan.best.summary.ttft_at_percentile_s
-    tempting = [
-        candidate
-        for candidate, _ in plan.losers
-        if candidate.violations
-        and not candidate.summary.is_unstable
-        and candidate.summary.ttft_at_percentile_s < best_ttft
-    ]
+    slo, (better, nothing) = plan.slo, _by_objective(plan)
+    chosen = ""
+    if plan.objective is Objective.PARETO:
+        chosen = f"People choose, out of {len(_front(plan)):,} on the front: none beats another in both gap and TTFT. "
+    tempting = [c for c in plan.candidates if c.violations and not c.summary.is_unstable and better(c)]
     if tempting:
-        nearest = min(tempting, key=lambda c: max(v.measured / v.limit for v in c.violations))
-        return (
-            f"The target binds: {flags_in_words(nearest, plan.space.searched)} "
-            f"would give TTFT p{100 * plan.slo.ttft_percentile:g} "
-            f"{seconds(nearest.summary.ttft_at_percentile_s)}, but {rejection_sentence(nearest.violations[0])}."
+        nearest = min(tempting, key=_overshoot)
+        summary, missed = nearest.summary, nearest.violations[0]
+        gives = {
+            Objective.MOST_HEADROOM: f"p{100 * slo.itl_percentile:g} token gap {seconds(summary.itl_at_percentile_s)}",
+            Objective.HIGHEST_THROUGHPUT: tokens_per_s(summary.output_tokens_per_s),
+        }.get(plan.objective, f"TTFT p{100 * slo.ttft_percentile:g} {seconds(summary.ttft_at_percentile_s)}")
+        said = (
+            f"The target binds: {flags_in_words(nearest, plan.space.searched)} would give {gives}, "
+            f"but {rejection_sentence(missed)}."
         )
-    if plan.best.summary.num_preemptions:
-        return f"KV memory binds: {plan.best.summary.num_preemptions:,} preemptions even under the recommended flags."
-    return "No target binds: nothing that misses one would bring the first token sooner."
+        room = (plan.closed_form_budget or 0) - round(plan.typical_num_seqs)
+        if missed.reason is Reason.ITL and missed.target is None and 0 < room < summary.max_step_prefill_tokens:
+            said += (
+                f" At {plan.typical_num_seqs:.0f} decoding, a step of more than {room:,} prefill tokens takes longer "
+                f"than {seconds(slo.itl_s)}."
+            )
+        return chosen + said
+    if best.summary.num_preemptions:
+        return (
+            f"{chosen}KV memory binds: {best.summary.num_preemptions:,} preemptions even under the recommended flags."
+        )
+    seats = best.engine_config.max_num_active_seqs or best.engine_config.max_num_seqs
+    if best.summary.peak_running == seats >= max(plan.space.max_num_seqs):
+        return f"{chosen}Seats bind: all {seats:,} are taken at times, and no setting that was tried has more."
+    return f"{chosen}No target binds: nothing that misses one {nothing}."
+
+
+def _by_objective(plan: Recommendation) -> tuple[Callable[[Candidate], bool], str]:
+    """Whether a setting does better than the choice by the objective, and what none of those that miss a target does.
+
+    The front as a whole is the answer of `Objective.PARETO`: better is what would extend it.
+    """
+    assert plan.best is not None
+    summary = plan.best.summary
+    soonest_s = min(c.summary.ttft_at_percentile_s for c in _front(plan))
+    better: dict[Objective, tuple[Callable[[Candidate], bool], str]] = {
+        Objective.LOWEST_TTFT: (
+            lambda c: c.summary.ttft_at_percentile_s < summary.ttft_at_percentile_s,
+            "would bring the first token sooner",
+        ),
+        Objective.MOST_HEADROOM: (
+            lambda c: c.summary.itl_at_percentile_s < summary.itl_at_percentile_s,
+            "would have smaller gaps",
+        ),
+        Objective.HIGHEST_THROUGHPUT: (
+            lambda c: c.summary.output_tokens_per_s > summary.output_tokens_per_s,
+            "would deliver more",
+        ),
+        Objective.PARETO: (
+            lambda c: c.summary.ttft_at_percentile_s < soonest_s,
+            "would bring the first token sooner than the front does",
+        ),
+    }
+    return better[plan.objective]
+
+
+def _front(plan: Recommendation) -> list[Candidate]:
+    """The choice, and with `Objective.PARETO` what else none beats in both gap and TTFT."""
+    assert plan.best is not None
+    return [plan.best, *(c for c, rejection in plan.losers if rejection.reason is Reason.ON_FRONT)]
+
+
+def _what_all_miss(plan: Recommendation) -> str:
+    """Why no setting meets the targets: too much load, a target that nothing reaches, or targets that pull apart."""
+    if all(c.summary.is_unstable for c in plan.candidates) and plan.offered_load > 1:
+        return f"Load binds: at least {plan.offered_load:.2f} × capacity is offered, which no setting can carry."
+    said = []
+    for missed in plan.closest.violations:
+        keepers = [
+            c
+            for c in plan.candidates
+            if all((v.reason, v.target) != (missed.reason, missed.target) for v in c.violations)
+        ]
+        name = _odds_name(missed.reason, missed.target, plan.slo)
+        if keepers:
+            nearest = min(keepers, key=_overshoot)
+            others = "; ".join(rejection_sentence(v) for v in nearest.violations)
+            said.append(
+                f"{flags_in_words(nearest, plan.space.searched)} meets the target of {name}, but not all: {others}"
+            )
+        else:
+            said.append(f"nothing that was tried meets the target of {name}")
+    return f"The targets bind: {'. And '.join(said)}."
+
+
+def _overshoot(candidate: Candidate) -> float:
+    """How far a setting is from the targets: the most of measured ÷ limit; past counting where nothing was allowed."""
+    return max((v.measured / v.limit if v.limit else float("inf") for v in candidate.violations), default=0.0)
 
 
 def kv_sentence(plan: Recommendation) -> str | None:
@@ -204,7 +304,9 @@ def confidence_sentences(plan: Recommendation) -> tuple[str, ...]:
     drawn = {"the fitted coefficients": chosen.step_times, "the traffic": chosen.traffic}
     known = {what: share for what, share in drawn.items() if share is not None}
     alone = "".join(f"; with {what} alone, {100 * share:.0f} %" for what, share in known.items() if len(known) > 1)
-    by_target = ", ".join(f"{_odds_name(one, plan.slo)} {100 * one.probability:.0f} %" for one in chosen.by_target)
+    by_target = ", ".join(
+        f"{_odds_name(one.reason, one.target, plan.slo)} {100 * one.probability:.0f} %" for one in chosen.by_target
+    )
     said = [
         f"Probability that the targets are met, with {' and '.join(known)} drawn anew: {100 * chosen.together:.0f} % "
         f"({NUM_DRAWS} draws{alone}). Each by itself: {by_target}."
@@ -231,17 +333,18 @@ MISSING = {
 """Why something was not drawn."""
 
 
-def _odds_name(one: TargetOdds, slo: Slo) -> str:
+def _odds_name(reason: Reason, target: ClassTarget | None, slo: Slo) -> str:
     """A target in a few words."""
     what = {
         Reason.UNSTABLE: "keeps up",
+        Reason.STALLED: "nobody waits for ever",
         Reason.ITL: f"p{100 * slo.itl_percentile:g} token gap",
         Reason.WORST_GAP: "worst gap",
         Reason.TTFT: f"p{100 * slo.ttft_percentile:g} TTFT",
         Reason.E2E: f"p{100 * slo.e2e_percentile:g} E2E",
         Reason.STALLED_SHARE: "stalled time",
-    }[one.reason]
-    return what if one.target is None else f"{what} of {class_in_words(one.target)}"
+    }[reason]
+    return what if target is None else f"{what} of {class_in_words(target)}"
 
 
 def no_op_flags(plan: Recommendation) -> tuple[str, ...]:
@@ -424,6 +527,11 @@ def flag_value(name: str, value: str | int | float | bool | None) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return value if isinstance(value, str) else f"{value:,}"
+
+
+def tokens_per_s(rate: float) -> str:
+    """A throughput with three significant digits at most."""
+    return f"{float(f'{rate:.3g}'):,g} tokens/s"
 
 
 def seconds(value_s: float) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from planner.candidates import Candidate, Reason, Rejection
 from planner.capacity import Curve, Headroom, Replicas, Window
@@ -372,6 +373,37 @@ def no_op_flags(plan: Recommendation) -> tuple[str, ...]:
         others = [known.get(replace(config, **{name: value})) for value in plan.space.values(name)]
         if len(others) > 1 and all(other == summary for other in others):
             found.append(f"{name} never acts: every value that was tried gives the same numbers.")
+    return tuple(found)
+
+
+class Notch(NamedTuple):
+    """One flag of the answer on its next lower or next higher value, the others as they are."""
+
+    flag: str
+    """Its name."""
+    value: Any
+    """What it is set to."""
+    candidate: Candidate
+    """What that gives."""
+
+    def said(self, plan: Recommendation) -> str:
+        """The change in words."""
+        here = getattr(plan.closest.engine_config, self.flag)
+        return f"{self.flag} {flag_value(self.flag, here)} → {flag_value(self.flag, self.value)}"
+
+
+def notches(plan: Recommendation) -> tuple[Notch, ...]:
+    """How sensitive the answer is: one notch on each searched flag, as far as the search has tried it."""
+    known = {candidate.engine_config: candidate for candidate in plan.candidates}
+    chosen, found = plan.closest.engine_config, []
+    for flag in plan.space.searched:
+        here = getattr(chosen, flag)
+        values = sorted({*plan.space.values(flag), here}, key=lambda value: (value is None, value))
+        place = values.index(here)
+        for value in (*values[max(place - 1, 0) : place], *values[place + 1 : place + 2]):
+            candidate = known.get(replace(chosen, **{flag: value}))
+            if candidate is not None:
+                found.append(Notch(flag, value, candidate))
     return tuple(found)
 
 

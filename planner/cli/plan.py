@@ -20,6 +20,7 @@ from planner.verdict import (
     confidence_sentences,
     kv_sentence,
     no_op_flags,
+    notches,
     rejection_sentence,
     rules_in_force,
     seconds,
@@ -121,6 +122,15 @@ def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
             f"p99 {seconds(summary.ttft.p99_s)}; {summary.num_preemptions:,} preemptions"
             + ("; unstable, these depend on the length of the trace" if summary.is_unstable else "")
             + "".join(f"; {name} {getattr(c, name)}" for name in plan.space.searched if name in MORE)
+        )
+    print("One notch on each flag:")
+    for notch in notches(plan):
+        summary = notch.candidate.summary
+        print(
+            f"  {notch.said(plan):48} ITL p{100 * plan.slo.itl_percentile:g} {seconds(summary.itl_at_percentile_s)}, "
+            f"worst {seconds(summary.itl.max_s)}; TTFT p{100 * plan.slo.ttft_percentile:g} "
+            f"{seconds(summary.ttft_at_percentile_s)}; "
+            + ("; ".join(rejection_sentence(violation) for violation in notch.candidate.violations) or "targets met")
         )
     reasons: dict[str, int] = {}
     for _, rejection in plan.losers:

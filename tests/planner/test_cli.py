@@ -175,6 +175,7 @@ def test_requests_that_never_run_are_in_the_sentence(capsys, trace_file):
     given = ("plan", trace_file, "--base-ms", 8, "--itl-ms", 80, "--num-gpu-blocks", 100)
     _, out, _ = run(capsys, *given)
     assert "requests can never run in this KV cache" in out
+    assert "One notch on each flag:\n  max_num_batched_tokens " in out
     assert "KV cache of 1584 tokens" in out or "KV cache of 1,584 tokens" in out
 
 

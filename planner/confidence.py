@@ -130,6 +130,7 @@ def _asked(slo: Slo) -> list[tuple[Reason, ClassTarget | None]]:
             Reason.WORST_GAP: one.worst_gap_s,
             Reason.TTFT: one.ttft_s,
             Reason.E2E: one.e2e_s,
+            Reason.STALLED_SHARE: one.stalled_share,
         }
         found += [(reason, one) for reason, limit_s in of_class.items() if limit_s is not None]
     return found

@@ -50,6 +50,10 @@ class Distribution:
         """Sum of the parts of the values above `limit_s`, seconds."""
         return float((np.maximum(self.value_s - limit_s, 0.0) * self.count).sum())
 
+    def excess_share(self, limit_s: float) -> float:
+        """That sum ÷ the sum of all values, 0–1; NaN without values."""
+        return self.excess_s(limit_s) / self.excess_s(0.0) if len(self.count) else float("nan")
+
 
 def distribution(values_s: npt.NDArray[Any]) -> Distribution:
     """The distribution of plain values, NaN left out."""
@@ -295,7 +299,7 @@ def summarise(
         itl_at_percentile_s=gaps.percentile(itl_percentile),
         itl_attainment=gaps.share_within(itl_target_s),
         stalled_s=gaps.excess_s(itl_target_s),
-        stalled_share=gaps.excess_s(itl_target_s) / gaps.excess_s(0.0) if gaps.num else float("nan"),
+        stalled_share=gaps.excess_share(itl_target_s),
         ttft=spread(ttft),
         ttft_at_percentile_s=ttft.percentile(ttft_percentile),
         tpot=spread(distribution(tpot_s(run))),

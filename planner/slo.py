@@ -23,6 +23,8 @@ class ClassTarget:
     """Target time from arrival to last token, seconds."""
     worst_gap_s: float | None = None
     """Longest gap any request of the class may see, seconds."""
+    stalled_share: float | None = None
+    """Most stalled time (parts of gaps above its `itl_s`, else that of all) as a share of its streaming time, 0–1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,14 @@ class Slo:
     """Further targets of some requests."""
 
 
-LIMITS = {"itl_ms": "itl_s", "ttft_ms": "ttft_s", "e2e_ms": "e2e_s", "worst_gap_ms": "worst_gap_s"}
-"""Limits of a class as people write them, and its fields."""
+LIMITS = {
+    "itl_ms": ("itl_s", 1e3),
+    "worst_gap_ms": ("worst_gap_s", 1e3),
+    "ttft_ms": ("ttft_s", 1e3),
+    "e2e_ms": ("e2e_s", 1e3),
+    "stalled_percent": ("stalled_share", 100.0),
+}
+"""Limits of a class as people write them, its fields, and how many of the one make one of the other."""
 
 
 def read_class_target(text: str) -> ClassTarget:
@@ -68,17 +76,17 @@ def read_class_target(text: str) -> ClassTarget:
         if "column" in given:
             column, word = given.pop("column").split("=", 1)
             label = (column, word)
-        limits_s = {LIMITS[name]: float(value) / 1e3 for name, value in given.items()}
+        limits = {LIMITS[name][0]: float(value) / LIMITS[name][1] for name, value in given.items()}
         target = ClassTarget(
             int(first),
             int(last) if last.strip() else None,
             None if priority is None else int(priority),
             label,
-            **limits_s,
+            **limits,
         )
     except (ValueError, KeyError) as fault:
         known = f"prompt, priority, column=NAME=WORD, {', '.join(LIMITS)}"
         raise ValueError(f"{text}: write it as prompt=1-1000,ttft_ms=500; known are {known}") from fault
-    if not limits_s or not all(0 < limit_s < float("inf") for limit_s in limits_s.values()):
+    if not limits or not all(0 < limit < float("inf") for limit in limits.values()):
         raise ValueError(f"{text}: needs a limit above 0, such as ttft_ms=500")
     return target

@@ -130,8 +130,6 @@ def rejection_sentence(rejection: Rejection) -> str:
         return f"stalled, {rejection.measured:,.0f} requests wait for ever; latencies are those of the others"
     if rejection.reason is Reason.NO_BETTER:
         return "meets the targets, no better by the objective"
-    if rejection.reason is Reason.STALLED_SHARE:
-        return f"stalled {100 * rejection.measured:.3g} % of the streaming time against {100 * rejection.limit:.3g} %"
     if rejection.reason is Reason.ON_FRONT:
         return f"meets the targets, and none beats it in both gap and TTFT ({seconds(rejection.measured)})"
     if rejection.reason is Reason.BEATEN:
@@ -144,6 +142,10 @@ def rejection_sentence(rejection: Rejection) -> str:
     if rejection.reason is Reason.LESS_MARGIN:
         near, other = (f"{100 * share:.3g} %" for share in (rejection.measured, rejection.limit))
         return f"meets the targets, but comes to {near} of a limit against {other}"
+    whose = "" if rejection.target is None else f"{class_in_words(rejection.target)}: "
+    if rejection.reason is Reason.STALLED_SHARE:
+        measured, limit = (f"{100 * share:.3g} %" for share in (rejection.measured, rejection.limit))
+        return f"{whose}stalled {measured} of the streaming time against {limit}"
     percentile = "" if rejection.percentile is None else f"p{100 * rejection.percentile:g} "
     what = {
         Reason.ITL: f"{percentile}token gap",
@@ -159,7 +161,6 @@ def rejection_sentence(rejection: Rejection) -> str:
     measured, limit = seconds(rejection.measured), seconds(rejection.limit)
     if measured == limit and rejection.measured != rejection.limit:
         measured = f"{1e3 * rejection.measured:.6g} ms"  # three digits would not show that it is above
-    whose = "" if rejection.target is None else f"{class_in_words(rejection.target)}: "
     return f"{whose}{what} {measured} against {limit}"
 
 
@@ -486,6 +487,8 @@ def class_sentence(target: ClassTarget, slo: Slo) -> str:
         (f"p{100 * slo.e2e_percentile:g} of E2E", target.e2e_s),
     )
     asked = [f"{what} at most {seconds(limit_s)}" for what, limit_s in limits if limit_s is not None]
+    if target.stalled_share is not None:
+        asked.append(f"at most {100 * target.stalled_share:.3g} % of their streaming time stalled")
     return f"for {class_in_words(target)} {' and '.join(asked)}"
 
 

@@ -16,7 +16,7 @@ from planner.replay import replay
 from planner.search import Objective, SearchSpace, recommend
 from planner.slo import ClassTarget, Slo
 from planner.step_time import StepTime
-from planner.verdict import rejection_sentence, slo_sentence
+from planner.verdict import class_in_words, rejection_sentence, slo_sentence
 from traces.requests import Labels
 
 STEP_TIME = StepTime(8_000_000, 60_000, 60_000)
@@ -71,10 +71,15 @@ SHORT = ClassTarget(max_prompt_tokens=1000)
 def test_a_class_is_judged_by_its_own_requests(target, is_member):
     wait_s = distribution(ttft_s(RUN)[is_member]).percentile(0.99)
     worst_s = float(np.nanmax(RUN.worst_gap_s[is_member]))
-    gap_s = itl_of_requests(RUN, is_member).percentile(0.99)
-    met = replace(target, itl_s=gap_s, ttft_s=wait_s, worst_gap_s=worst_s)
+    gaps = itl_of_requests(RUN, is_member)
+    gap_s = gaps.percentile(0.99)
+    met = replace(target, itl_s=gap_s, ttft_s=wait_s, worst_gap_s=worst_s, stalled_share=gaps.excess_share(gap_s))
     assert missed(replace(LOOSE, classes=(met,))) == ()
     tight = replace(target, itl_s=0.9 * gap_s, ttft_s=0.9 * wait_s, worst_gap_s=0.9 * worst_s)
+    stalled = missed(replace(LOOSE, itl_s=0.03, classes=(replace(target, stalled_share=1e-6),)))[-1]
+    beyond_s = (np.maximum(gaps.value_s - 0.03, 0) * gaps.count).sum()
+    assert stalled.measured == pytest.approx(beyond_s / (gaps.value_s * gaps.count).sum())
+    assert rejection_sentence(stalled).startswith(f"{class_in_words(target)}: stalled ")
     gap, worst, wait = missed(replace(LOOSE, classes=(tight,)))
     assert (gap.reason, gap.measured, gap.percentile, gap.target) == (Reason.ITL, gap_s, 0.99, tight)
     assert (worst.reason, worst.measured, worst.percentile) == (Reason.WORST_GAP, worst_s, None)
@@ -152,12 +157,13 @@ def test_targets_in_one_sentence():
         e2e_percentile=0.95,
         classes=(
             ClassTarget(max_prompt_tokens=1000, ttft_s=0.5),
-            ClassTarget(2000, 4000, 1, ("model", "small"), itl_s=0.04, e2e_s=9.0, worst_gap_s=0.3),
+            ClassTarget(2000, 4000, 1, ("model", "small"), itl_s=0.04, e2e_s=9.0, worst_gap_s=0.3, stalled_share=0.02),
         ),
     )
     assert slo_sentence(slo, Objective.LOWEST_TTFT) == (
         "p99 of all token gaps, pooled over requests, at most 80 ms, p95 of E2E at most 20 s, at most 1 % of the "
         "streaming time stalled, for prompts up to 1,000 tokens p99 of TTFT at most 500 ms, for prompts of 2,000 to "
         "4,000 tokens of priority 1 with model small p99 of their token gaps at most 40 ms and every gap at most 300 "
-        "ms and p95 of E2E at most 9 s; among the settings that meet this, the lowest p99 TTFT."
+        "ms and p95 of E2E at most 9 s and at most 2 % of their streaming time stalled; among the settings that meet "
+        "this, the lowest p99 TTFT."
     )

@@ -12,6 +12,7 @@ from planner.slo import ClassTarget, read_class_target
         ("prompt=2000-, worst_gap_ms=900, e2e_ms=70000", ClassTarget(2000, None, e2e_s=70.0, worst_gap_s=0.9)),
         ("priority=-1,ttft_ms=1", ClassTarget(priority=-1, ttft_s=0.001)),
         ("column=model=a=b,itl_ms=40", ClassTarget(label=("model", "a=b"), itl_s=0.04)),
+        ("stalled_percent=2", ClassTarget(stalled_share=0.02)),
     ],
 )
 def test_words_make_a_class(text, target):

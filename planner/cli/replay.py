@@ -66,7 +66,7 @@ def _document(trace: RequestTrace, run: Replay, summary: Summary, itl_ms: float)
         "requests": summary.num_requests,
         "finished": summary.num_finished,
         "never_run": summary.num_never_run,
-        "never_run_rows": trace.source_row[run.never_runs].tolist(),
+        "never_run_rows": (trace.source_row[run.never_runs] + 1).tolist(),
         "outcome": summary.outcome,
         "unstable": summary.is_unstable,
         "steps": summary.num_steps,

@@ -478,3 +478,14 @@ def test_measurements_of_something_else_are_said(capsys, tmp_path):
 )
 def test_a_part_that_makes_no_sense_is_refused(capsys, part):
     assert run(capsys, "replay", TRACE_SAMPLE, *part)[:2] == (2, "")
+
+
+def test_requests_that_never_run_are_named_by_rows_from_1(capsys, tmp_path):
+    """As the text names them, and as `planner inspect --request` takes them."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,9000,5\n2,10,5\n3,9000,5\n")
+    small = ("replay", trace, "--num-gpu-blocks", 100)
+    _, out, _ = run(capsys, *small, "--json")
+    assert json.loads(out)["never_run_rows"] == [2, 4]
+    _, out, _ = run(capsys, *small)
+    assert "2 requests can never run under these flags (data rows 2, 4)" in out

@@ -16,10 +16,10 @@ from traces.read import read_trace
 from traces.synthetic import LOG_SAMPLE, TRACE_SAMPLE
 
 
-@pytest.fixture
-def trace_file(tmp_path):
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory):
     trace = chat_trace(150)
-    path = tmp_path / "trace.parquet"
+    path = tmp_path_factory.mktemp("trace") / "trace.parquet"
     columns = {name: getattr(trace, name) for name in ("arrival_s", "prompt_tokens", "output_tokens")}
     pq.write_table(pa.table(columns), path)
     return str(path)
@@ -327,10 +327,11 @@ def test_two_plans_side_by_side(capsys, trace_file, tmp_path):
     assert "A plan file is what" in err
 
 
-@pytest.fixture
-def plan_file(capsys, trace_file, tmp_path):
-    path = tmp_path / "plan.json"
-    run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 80, "--max-num-batched-tokens", 16384, "-o", path)
+@pytest.fixture(scope="module")
+def plan_file(trace_file, tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    flags = ["--base-ms", "8", "--itl-ms", "80", "--max-num-batched-tokens", "16384"]
+    assert main(["plan", trace_file, *flags, "-o", str(path)]) == 0
     return path
 
 

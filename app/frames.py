@@ -32,11 +32,12 @@ from planner.inside.worst_gaps import WorstGap
 from planner.measured import Comparison, signed_percent
 from planner.metrics import Summary
 from planner.plan_comparison import PlanComparison, value_in_words
+from planner.reasons import notches
 from planner.search import SEARCHED, Recommendation, offered_load
 from planner.slo import Slo
 from planner.step_time import Coefficient, SavedModel, StepTime, StepTimeFit
 from planner.stepper import Work
-from planner.verdict import flag_value, notches, rejection_sentence, seconds
+from planner.verdict import flag_value, rejection_sentence, seconds
 from traces.errors import Problem
 from traces.prefixes import reuse_share
 from traces.receipt import Receipt

@@ -12,15 +12,13 @@ from planner.command import serve_command
 from planner.engine_config import EngineConfig, default_flags
 from planner.executors import executor_at
 from planner.plan_file import save_plan, write_plan
+from planner.reasons import binding_constraint, no_op_flags, notches
 from planner.replay import warm_up
 from planner.search import MORE, Objective, Recommendation, read_more, recommend
 from planner.step_time import StepTime
 from planner.verdict import (
-    binding_constraint,
     confidence_sentences,
     kv_sentence,
-    no_op_flags,
-    notches,
     rejection_sentence,
     rules_in_force,
     seconds,

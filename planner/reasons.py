@@ -52,8 +52,11 @@ def binding_constraint(plan: Recommendation) -> str:
             f"{chosen}KV memory binds: {best.summary.num_preemptions:,} preemptions even under the recommended flags."
         )
     seats = best.engine_config.max_num_active_seqs or best.engine_config.max_num_seqs
-    if best.summary.peak_running == seats >= max(plan.space.max_num_seqs):
-        return f"{chosen}Seats bind: all {seats:,} are taken at times, and no setting that was tried has more."
+    if (
+        best.summary.peak_running == seats >= max(plan.space.max_num_seqs)
+        and plan.objective is not Objective.MOST_HEADROOM
+    ):
+        return f"{chosen}Seats may bind: all {seats:,} are taken at times, and no setting that was tried has more."
     return f"{chosen}No target binds: nothing that misses one {nothing}."
 
 

@@ -52,7 +52,7 @@ def test_seats_bind_where_all_are_taken_and_none_tried_has_more():
     _, said = binding(
         Objective.LOWEST_TTFT, Slo(itl_s=9.0), chat_trace(90, 0.5), SearchSpace((8192,), (2,), (0,)), today
     )
-    assert said == "Seats bind: all 2 are taken at times, and no setting that was tried has more."
+    assert said.startswith("Seats may bind: all 2 are taken at times, and no setting that was tried has more")
 
 
 def test_what_every_setting_misses_is_told_apart():

@@ -51,8 +51,9 @@ class Distribution:
         return float((np.maximum(self.value_s - limit_s, 0.0) * self.count).sum())
 
     def excess_share(self, limit_s: float) -> float:
-        """That sum ÷ the sum of all values, 0–1; NaN without values."""
-        return self.excess_s(limit_s) / self.excess_s(0.0) if len(self.count) else float("nan")
+        """That sum ÷ the sum of all values, 0–1; NaN where nothing took any time."""
+        total_s = self.excess_s(0.0)
+        return self.excess_s(limit_s) / total_s if total_s > 0 else float("nan")
 
 
 def distribution(values_s: npt.NDArray[Any]) -> Distribution:

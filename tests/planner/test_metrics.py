@@ -135,6 +135,8 @@ def test_empty_distribution_is_nan():
     empty = metrics.distribution(np.array([np.nan]))
     assert np.isnan(empty.percentile(0.5))
     assert np.isnan(empty.share_within(1.0))
+    assert np.isnan(empty.excess_share(1.0))
+    assert np.isnan(metrics.distribution(np.zeros(3)).excess_share(1.0))
     assert np.isnan(metrics.spread(empty).max_s)
 
 

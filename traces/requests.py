@@ -24,13 +24,6 @@ class PrefixHashes:
         self.ids.flags.writeable = False
         self.offsets.flags.writeable = False
 
-    def at(self, index: npt.NDArray[np.intp]) -> "PrefixHashes":
-        """The ids of the requests at `index`."""
-        num_ids = np.diff(self.offsets)[index]
-        offsets = np.concatenate([[0], np.cumsum(num_ids)])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][index] - offsets[:-1], num_ids)
-        return PrefixHashes(self.ids[places], offsets, self.block_tokens)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
@@ -126,7 +119,7 @@ class RequestTrace:
             source_row=self.source_row[index],
             priority=None if self.priority is None else self.priority[index],
             max_tokens=None if self.max_tokens is None else self.max_tokens[index],
-            prefix_hashes=None if self.prefix_hashes is None else self.prefix_hashes.at(index),
+            prefix_hashes=None if self.prefix_hashes is None else _hashes_at(self.prefix_hashes, index),
             labels=tuple(replace(labels, codes=labels.codes[index]) for labels in self.labels),
         )
 
@@ -134,3 +127,11 @@ class RequestTrace:
     def span_s(self) -> float:
         """Seconds from the first arrival to the last; 0 for an empty trace."""
         return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+
+def _hashes_at(hashes: PrefixHashes, index: npt.NDArray[np.intp]) -> PrefixHashes:
+    """The ids of the requests at `index`."""
+    num_ids = np.diff(hashes.offsets)[index]
+    offsets = np.concatenate([[0], np.cumsum(num_ids)])
+    places = np.arange(offsets[-1]) + np.repeat(hashes.offsets[:-1][index] - offsets[:-1], num_ids)
+    return PrefixHashes(hashes.ids[places], offsets, hashes.block_tokens)

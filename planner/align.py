@@ -63,8 +63,10 @@ class Alignment:
     """(k,) explained steps that follow the one before without the engine falling idle."""
     admitted: npt.NDArray[np.int64]
     """(r,) rows of the trace in the order in which the engine admitted them."""
-    num_requests: int
-    """Requests of the trace, r or more."""
+    admitted_in: npt.NDArray[np.int64]
+    """(r,) the step of the log in which each of them was."""
+    trace: RequestTrace
+    """r requests or more."""
     differences: tuple[Difference, ...]
     """The first lines that are not explained."""
 
@@ -139,7 +141,8 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
         steps=walk.steps,
         follows=walk.follows & walk.is_explained,
         admitted=np.array(walk.admitted, np.int64),
-        num_requests=len(trace),
+        admitted_in=np.array(walk.admitted_in, np.int64),
+        trace=trace,
         differences=tuple(walk.differences[:NUM_DIFFERENCES]),
     )
 
@@ -173,7 +176,7 @@ def alignment_sentence(alignment: Alignment, num_steps: int) -> str:
     said = f"{alignment.num_explained:,} of {alignment.num_covered:,} steps explained by the trace under these flags"
     if outside:
         said += f"; {outside:,} more are outside the stretches that it was walked along"
-    num_found, num_requests = len(alignment.admitted), alignment.num_requests
+    num_found, num_requests = len(alignment.admitted), len(alignment.trace)
     return f"{said}; {num_found:,} of {num_requests:,} requests found in the log."
 
 
@@ -222,6 +225,8 @@ class _Walk:
         self.follows = np.zeros(len(log), np.bool_)
         self.steps = np.zeros(len(log), kernel.STEP)
         self.admitted: list[int] = []
+        self.admitted_in: list[int] = []
+        self.let_in_by = np.zeros(len(log), np.int64)
         self.differences: list[Difference] = []
         self.covered: list[int] = []
         self.num_let_in = 0
@@ -244,6 +249,7 @@ class _Walk:
     def run(self, line: int, row: int) -> int:
         """Walk from a start to the end of the trace, or until lost; returns the line after."""
         engine = self.engine
+        first_line = line
         engine.reset(row)
         admissions: deque[_Admission] = deque(maxlen=max(1, min(MAX_RECONSIDERED, MAX_BYTES // engine.num_bytes)))
         num_lost = 0
@@ -259,6 +265,8 @@ class _Walk:
             num_lost = 0 if self.is_explained[line] else num_lost + 1
             line += 1
         self.admitted += engine.order[row : engine.num_let_in].tolist()
+        places = np.searchsorted(self.let_in_by[first_line:line], np.arange(row, engine.num_let_in), "right")
+        self.admitted_in += (first_line + places).tolist()
         self.num_let_in = engine.num_let_in
         return line
 
@@ -296,6 +304,7 @@ class _Walk:
         self.covered.append(line)
         self.is_explained[line] = simulated == self.lines[line]
         self.follows[line] = not self.engine.fell_idle
+        self.let_in_by[line] = self.engine.num_let_in
         self.steps[line] = self.engine.step[0]
         if simulated is not None and simulated != self.lines[line]:
             self.differences.append(Difference(int(self.source_row[line]), self.lines[line], simulated))

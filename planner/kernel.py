@@ -194,6 +194,7 @@ DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS, LIVELOCK, FULL = range(7)
 """How a replay ended. NEEDS_BLOCKS: a preempted request may find its own blocks again, so run it with `tracks_blocks`.
 LIVELOCK: running requests preempt each other, or themselves, for ever. FULL: none of these; `replay` makes room."""
 
+NS_PER_S = 1_000_000_000
 MOST_FUTILE = 100_000
 """Preemptions without a single token in between that count as a livelock; vLLM itself would go on."""
 
@@ -267,8 +268,9 @@ def replay(
         Acceptance pattern of drafts, taken round robin.
     limits : Limits
     step_time : StepTime
-    noise : (2, m) float64
-        Factors on the time of decode-only steps and of steps with prefill, taken in turn by step; m = 0 turns it off.
+    noise : (3, m) float64
+        Factors on step times: of decode-only steps and of steps with prefill, taken in turn by step, and by second of
+        the clock, the last one for all that come after; m = 0 turns them off.
     windows : (w, 2) int64
         From when until when to write `EVENT` rows (who ran, was evicted, …), in order and apart: all events of the
         steps that are scheduled in a window, in which nobody is asleep. Needed to look inside, not for numbers.
@@ -708,7 +710,7 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
             step_time, flight.num_asleep + flight.num_entries, prefill_tokens, kv_decode_tokens, prefill_attention,
             num_draft_tokens, kv_prefill_tokens,
         )  # fmt: skip
-        end_ns += noisy_ns(plain_ns, noise, prefill_tokens > 0, engine.num_steps)
+        end_ns += noisy_ns(plain_ns, noise, prefill_tokens > 0, engine.num_steps, start_ns)
     end_ns += engine.num_swapped * limits.swap_ns_per_token
     engine.gpu_free_ns = end_ns
     flight.end_ns = end_ns
@@ -818,11 +820,12 @@ def step_ns(
 
 
 @inlined
-def noisy_ns(plain_ns, noise, has_prefill, step):
+def noisy_ns(plain_ns, noise, has_prefill, step, start_ns):
     """The time of a step with its noise, whole nanoseconds."""
     if noise.shape[1] == 0:
         return plain_ns
-    return np.int64(np.rint(plain_ns * noise[int(has_prefill), step % noise.shape[1]]))
+    pace = noise[2, min(start_ns // NS_PER_S, noise.shape[1] - 1)]
+    return np.int64(np.rint(plain_ns * noise[int(has_prefill), step % noise.shape[1]] * pace))
 
 
 @inlined

@@ -20,7 +20,7 @@ MAX_STEPS = 10_000_000
 """A replay stops here; about 1 GB of step rows, far above any real trace that moves at all."""
 NO_LIMIT = 1 << 40
 """Stands for a context length that is not bounded, tokens."""
-NO_NOISE = np.ones((2, 0))
+NO_NOISE = np.ones((3, 0))
 """Every step takes exactly what the equation says."""
 OUTCOMES = {
     kernel.DONE: "done",
@@ -139,8 +139,8 @@ def replay(
     windows_ns : sequence of (int, int)
         From when until when to keep who ran in each step, nanoseconds, in order and apart; `WHOLE_REPLAY` keeps all,
         at 32 bytes and more per token.
-    noise : (2, m) float64
-        Factors on step times, from `StepNoise.draw`; without, every step takes what the equation says.
+    noise : (3, m) float64
+        Factors on step times, from `StepNoise.draw` or `Pace.draw`; without, every step takes what the equation says.
     what_if : WhatIf
         Policies that vLLM does not have; off by default.
     keeps_steps : bool
@@ -152,6 +152,8 @@ def replay(
     ------
     BadFlags
         From `check_flags` and `check_what_if`.
+    ValueError
+        `noise` of another shape.
     Cancelled
         After `cancel`.
 
@@ -161,6 +163,8 @@ def replay(
     """
     check_flags(engine_config)
     check_what_if(what_if, engine_config)
+    if noise.shape[:1] != (3,):
+        raise ValueError(f"noise: found shape {noise.shape}; allowed: (3, m)")
     never_runs = requests_that_never_run(trace, engine_config)
     index = np.flatnonzero(~never_runs)
     cancel = np.zeros(1, np.uint8) if cancel is None else cancel

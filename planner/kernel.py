@@ -85,8 +85,8 @@ STEP = np.dtype(
     ]
 )
 PEAK = np.dtype([("step", np.int64), ("gap_ns", np.int64)])
-SHARED_GAP = np.dtype([("gap_ns", np.int64), ("count", np.int64)])
-GAP = np.dtype([("gap_ns", np.int64), ("request", np.int64), ("step", np.int64)])
+SHARED_GAP = np.dtype([("gap_ns", np.int64), ("count", np.int64), ("step", np.int64)])  # the first step it holds for
+GAP = np.dtype([("gap_ns", np.int64), ("request", np.int64), ("last_step", np.int64), ("step", np.int64)])
 EVENT = np.dtype([("step", np.int32), ("kind", np.int32), ("request", np.int32), ("tokens", np.int32)])
 FLIGHT = np.dtype(
     [
@@ -904,6 +904,7 @@ def close_step(engine, flight, peaks, steps, shared):
         if engine.num_shared == 0 or shared[engine.num_shared - 1].gap_ns != gap_ns:
             shared[engine.num_shared].gap_ns = gap_ns
             shared[engine.num_shared].count = 0
+            shared[engine.num_shared].step = flight.step
             engine.num_shared += 1
         shared[engine.num_shared - 1].count += flight.num_gaps
 
@@ -925,6 +926,7 @@ def deliver_token(row, request, engine, flight, gaps, events):
             gap = gaps[engine.num_gaps]
             gap.gap_ns = gap_ns
             gap.request = row
+            gap.last_step = request.last_token_step
             gap.step = flight.step
             engine.num_gaps += 1
     request.last_token_ns = flight.end_ns

@@ -83,6 +83,8 @@ class Replay:
     """(n,) seconds; the last token that appeared."""
     worst_gap_s: npt.NDArray[np.float64]
     """(n,) seconds; NaN below two tokens."""
+    last_token_step: npt.NDArray[np.int64]
+    """(n,) the step that brought the last token; 0 where none did."""
     num_outputs: npt.NDArray[np.int64]
     """(n,) tokens delivered."""
     is_finished: npt.NDArray[np.bool_]
@@ -208,6 +210,7 @@ def replay(
         first_token_s=seconds["first_token"],
         last_token_s=seconds["last_token"],
         worst_gap_s=seconds["worst_gap"],
+        last_token_step=spread(rows["last_token_step"], 0),
         num_outputs=spread(rows["num_outputs"], 0),
         is_finished=spread(rows["is_finished"], False),
         num_preemptions=spread(rows["num_preemptions"], 0),

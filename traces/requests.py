@@ -1,7 +1,7 @@
 """A request trace: when each request arrived and how many tokens it brought and drew."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ class PrefixHashes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Words that a column has for n requests, such as model or tenant; a replay does not see them."""
+    """Words that a column has for n requests, such as model or tenant; targets can speak of them, a replay not."""
 
     name: str
     """The column."""
@@ -83,11 +83,11 @@ class RequestTrace:
     receipt: Receipt | None = None
     """How the file was read; None for a trace that no file stands behind."""
     labels: tuple[Labels, ...] = ()
-    """Columns by which requests can be chosen."""
+    """Columns by which requests can be chosen or judged."""
     selection: Selection = WHOLE
     """Which part of the file this is."""
     digest: str = field(init=False)
-    """SHA-256 over everything that a replay sees, hexadecimal."""
+    """SHA-256 over everything that a replay or a target sees, hexadecimal."""
 
     def __post_init__(self) -> None:
         state = hashlib.sha256()
@@ -100,13 +100,38 @@ class RequestTrace:
         if self.prefix_hashes is not None:
             state.update(self.prefix_hashes.ids.tobytes() + self.prefix_hashes.offsets.tobytes())
             state.update(str(self.prefix_hashes.block_tokens).encode())
+        for labels in self.labels:
+            words, place = np.unique(np.array(labels.words), return_inverse=True)
+            state.update("\0".join((labels.name, *words)).encode() + place[labels.codes].astype(np.int64).tobytes())
         self.source_row.flags.writeable = False
         object.__setattr__(self, "digest", state.hexdigest())
 
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    def at(self, index: npt.NDArray[np.intp]) -> "RequestTrace":
+        """The requests at `index`, with the arrivals they had."""
+        return replace(
+            self,
+            arrival_s=self.arrival_s[index],
+            prompt_tokens=self.prompt_tokens[index],
+            output_tokens=self.output_tokens[index],
+            source_row=self.source_row[index],
+            priority=None if self.priority is None else self.priority[index],
+            max_tokens=None if self.max_tokens is None else self.max_tokens[index],
+            prefix_hashes=None if self.prefix_hashes is None else _hashes_at(self.prefix_hashes, index),
+            labels=tuple(replace(labels, codes=labels.codes[index]) for labels in self.labels),
+        )
+
     @property
     def span_s(self) -> float:
         """Seconds from the first arrival to the last; 0 for an empty trace."""
         return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+
+def _hashes_at(hashes: PrefixHashes, index: npt.NDArray[np.intp]) -> PrefixHashes:
+    """The ids of the requests at `index`."""
+    num_ids = np.diff(hashes.offsets)[index]
+    offsets = np.concatenate([[0], np.cumsum(num_ids)])
+    places = np.arange(offsets[-1]) + np.repeat(hashes.offsets[:-1][index] - offsets[:-1], num_ids)
+    return PrefixHashes(hashes.ids[places], offsets, hashes.block_tokens)

@@ -195,7 +195,7 @@ def test_kernel_is_the_naive_model_under_policies_that_vllm_has_not(scenario, st
 def test_preempting_for_ever_ends():
     """A request larger than the pool, let in by its first chunk: vLLM starts it over for ever."""
     requests = [{"arrival_ns": 0, "prompt": 400, "out": 5}]
-    config = BASIC | {"async_scheduling": False, "max_num_batched_tokens": 16}
+    config = BASIC | {"async_scheduling": False, "max_num_batched_tokens": 128}
     run = run_kernel(requests, config, StepTime(1000, 0, 0), max_steps=10**9, windows=())
     assert run["outcome"] == "livelock"
     assert run["unfinished"] == [0]

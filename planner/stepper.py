@@ -14,9 +14,9 @@ from planner.replay import (
     acceptance_pattern,
     kernel_blocks,
     limits_of,
-    prefix_ids,
     request_rows,
     requests_that_never_run,
+    shared_prefixes,
     typed,
 )
 from planner.step_time import StepTime
@@ -50,11 +50,11 @@ class Engine:
         index = np.flatnonzero(~requests_that_never_run(trace, engine_config))
         self.index = index
         self.arrival_s = trace.arrival_s
-        self.limits = limits_of(engine_config, engine_config.enable_prefix_caching)
+        self.limits = limits_of(trace, engine_config, engine_config.enable_prefix_caching)
         self.accept = acceptance_pattern(engine_config)
         self.step_time = typed(StepTime(0, 0, 0))
         self.fresh = request_rows(trace, index)
-        self.blocks, self.keys, self.table = kernel_blocks(self.fresh, *prefix_ids(trace, index), self.limits)
+        self.blocks, self.prefixes, self.table = kernel_blocks(self.fresh, *shared_prefixes(trace, index), self.limits)
         self.depth = 2 if self.limits.is_async else 1
         cap = min(self.limits.max_num_seqs, len(index))
         self.running = np.zeros(cap + 1, np.int64)
@@ -79,7 +79,7 @@ class Engine:
         self.state["num_free_blocks"] = self.limits.num_gpu_blocks - 1
         self.state["next_new"] = self.state["next_arrival"] = row
         if self.limits.tracks_blocks:
-            kernel.lay_out_blocks(self.state[0], self.blocks, self.keys, self.table)
+            kernel.lay_out_blocks(self.state[0], self.blocks, self.table)
         self.oldest = self.num_flights = 0
         self.fell_idle = True
         self.admission: tuple[Saved, list[Sequence[int]]] | None = None
@@ -162,7 +162,7 @@ class Engine:
         self.state["num_steps"] = 0
         at = (self.oldest + self.num_flights) % 2
         kernel.schedule(
-            self.state[0], self.requests, self.running, self.queue, self.blocks, self.keys, self.table, self.groups,
+            self.state[0], self.requests, self.running, self.queue, self.blocks, self.prefixes, self.table, self.groups,
             self.limits, self.step_time, NO_NOISE, self.flights[at], self.entries[at], self.step, self.events,
         )  # fmt: skip
         self.num_flights += 1
@@ -179,7 +179,7 @@ class Engine:
         """Process the oldest step's output."""
         self.state["num_gaps"] = 0
         kernel.process_output(
-            self.state[0], self.requests, self.running, self.queue, self.blocks, self.keys, self.table, self.accept,
+            self.state[0], self.requests, self.running, self.queue, self.blocks, self.prefixes, self.table, self.accept,
             self.limits, self.flights[self.oldest], self.entries[self.oldest], self.gaps, self.events,
         )  # fmt: skip
         self.oldest = (self.oldest + 1) % 2
@@ -239,7 +239,7 @@ class Engine:
     def _whole(self) -> tuple[npt.NDArray[Any], ...]:
         """The arrays that are saved as they are."""
         return (
-            self.state, self.running, self.queue, self.blocks, self.keys, self.table, self.flights, self.entries,
+            self.state, self.running, self.queue, self.blocks, self.table, self.flights, self.entries,
         )  # fmt: skip
 
 

@@ -208,7 +208,7 @@ def test_cancel_stops_the_replay():
     outcome, steps, *_ = kernel.replay(
         rows,
         np.zeros(1, kernel.ENGINE),
-        *kernel_blocks(rows, np.zeros(0, np.int64), np.zeros((1, 2), np.int64), 1, np.zeros(1, np.int64), limit),
+        *kernel_blocks(rows, np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64), limit),
         np.zeros(1, np.int64),
         limit,
         StepTime(1, 1, 1),

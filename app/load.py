@@ -2,10 +2,11 @@
 
 import streamlit as st
 
-from app import compute, frames, panels, state, widgets
+from app import compute, frames, panels, state
 from app.compute import PlanJob, Setting
 from app.figures import load
 from app.state import LoadQuestion
+from app.widgets.loads import ask_growth, ask_routing
 from planner.capacity import Capacity
 from planner.verdict import capacity_sentence, curve_sentence, windows_sentence
 from traces.errors import InputError
@@ -18,9 +19,9 @@ def show_load(job: PlanJob) -> None:
     st.subheader("How much load does it carry?")
     growth, routing, button = st.columns([1, 2, 1], vertical_alignment="bottom")
     with growth:
-        growth_asked = widgets.ask_growth()
+        growth_asked = ask_growth()
     with routing:
-        routing_asked = widgets.ask_routing()
+        routing_asked = ask_routing()
     asked = LoadQuestion(growth_asked, routing_asked)
     if button.button("Find out", icon=":material/speed:"):
         session.load_question = asked

@@ -6,13 +6,14 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import compute, frames, state, widgets
+from app import compute, frames, state
 from app.compute import PlanInputs
 from app.figures import distributions
 from app.figures.data import drawn_values
 from app.figures.labels import d_and_p, three_digits
 from app.report import calibration_report
 from app.state import Reading, Session
+from app.widgets.files import ask_answers, ask_columns, ask_file
 from planner.align import Alignment
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.errors import UnfitStepLog
@@ -195,13 +196,13 @@ def show_reading(
     if isinstance(fault, NeedsAnswer):
         st.warning(f"{frames.literal(fault.file_name)} can be read in more than one way. Which is right?")
     if reading.questions:
-        answers = widgets.ask_answers(reading.questions, reading.answers, f"{name}_{reading.num_uploads}")
+        answers = ask_answers(reading.questions, reading.answers, f"{name}_{reading.num_uploads}")
         if answers != reading.answers:
             reading.answer(answers, read)
             st.rerun()
     if reading.unmapped is not None:
         st.warning("Columns of this file are not known by their names. What is what?", icon=":material/view_column:")
-        answers = widgets.ask_columns(reading.unmapped, reading.answers, f"{name}_{reading.num_uploads}")
+        answers = ask_columns(reading.unmapped, reading.answers, f"{name}_{reading.num_uploads}")
         if answers != reading.answers:
             reading.answer(answers, read)
             st.rerun()
@@ -316,7 +317,7 @@ def show_measured() -> None:
         st.page_link(PAGES["trace"], label="Upload a trace", icon=":material/upload_file:")
         return
     reading = session.measured
-    upload = widgets.ask_file(
+    upload = ask_file(
         "Measured results" if reading.value is None else "Other measured results",
         "vllm bench serve --save-detailed, GuideLLM, AIPerf, inference-perf, OTLP spans, or Parquet with token times",
         f"measured_{reading.num_uploads}",

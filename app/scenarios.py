@@ -2,8 +2,9 @@
 
 import streamlit as st
 
-from app import compute, frames, state, widgets
+from app import compute, frames, state
 from app.state import MOST_PINNED
+from app.widgets.loads import ask_scenario, ask_whether_what_if
 from planner.engine_config import EngineConfig
 from planner.slo import Slo
 from planner.step_time import StepTime
@@ -26,7 +27,7 @@ def show_scenarios(
     opened : (str, EngineConfig)
         The setting that is looked into: it can be pinned.
     """
-    if not widgets.ask_whether_what_if():
+    if not ask_whether_what_if():
         return
     session = state.session()
     pinned = tuple(known.items())[:MOST_PINNED] if session.pinned is None else session.pinned
@@ -50,7 +51,7 @@ def show_scenarios(
                 on_click=session.pin,
                 args=(pinned[:k] + pinned[k + 1 :],),
             )
-    scenario = widgets.ask_scenario(trace.prefix_hashes is None)
+    scenario = ask_scenario(trace.prefix_hashes is None)
     if not pinned:
         st.info("Nothing is pinned: pin the setting above.", icon=":material/keep:")
         return

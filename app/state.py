@@ -1,8 +1,8 @@
-"""What a session knows; the only room that touches `st.session_state`. Widget values stay with their widgets."""
+"""What a session knows; the only room that touches `st.session_state`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import streamlit as st
 
@@ -97,6 +97,8 @@ class LoadQuestion:
 class Session:
     """Facts of one browser session."""
 
+    answers: dict[str, Any] = field(default_factory=dict)
+    """What was said in the fields of its pages, by their keys."""
     trace: Reading[RequestTrace] = field(default_factory=Reading)
     """The request trace."""
     selection: Selection = WHOLE

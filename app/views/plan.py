@@ -2,8 +2,10 @@
 
 import streamlit as st
 
-from app import answer, frames, panels, state, widgets
+from app import answer, frames, panels, state
 from app.compute import PlanInputs, PlanJob, Status
+from app.widgets.flags import ask_default_flags, ask_more, ask_scheduler, ask_today
+from app.widgets.targets import ask_objective, ask_slo
 from planner.engine_config import flag_faults
 from planner.search import NO_MORE
 from planner.step_time import StepTime, step_time_of
@@ -26,17 +28,17 @@ if model is None:
 # Choose
 logged = session.logged_config
 name = session.flags_name
-slo = widgets.ask_slo()
+slo = ask_slo()
 chosen, gpu = st.columns(2)
 with chosen:
-    objective = widgets.ask_objective()
+    objective = ask_objective()
 with gpu:
-    default_flags = widgets.ask_default_flags(logged, name)
+    default_flags = ask_default_flags(logged, name)
 with st.expander("Today's flags and what is fixed", expanded=session.job is None):
-    today = widgets.ask_today(logged, trace.priority is not None, name)
-    scheduler = widgets.ask_scheduler()
+    today = ask_today(logged, trace.priority is not None, name)
+    scheduler = ask_scheduler()
 with st.expander("Search more flags"):
-    more = widgets.ask_more(today)
+    more = ask_more(today)
 faults = flag_faults(today)
 for fault in faults:
     st.error(f"vLLM would not start: {fault}.", icon=":material/error:")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ import streamlit as st
 
 from app import frames
 from app.figures import requests
+from app.kept import Kept
 from planner import align, calibrate, search
 from planner.align import Alignment
 from planner.candidates import Candidate
@@ -463,6 +464,12 @@ class Compiler(threading.Thread):
         self._is_wanted.set()
         while self.is_alive() and not is_cancelled():
             self.join(WAIT_S)
+
+
+@st.cache_resource(show_spinner=False)
+def kept() -> Kept[Any]:
+    """Sessions of this process, by the secrets of their tabs."""
+    return Kept()
 
 
 @st.cache_resource(show_spinner=False)

@@ -1,13 +1,15 @@
 """What a session knows; the only room that touches `st.session_state`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 import streamlit as st
 
 from app import compute
 from app.compute import PlanInputs, PlanJob, Setting, Status
+from app.kept import is_secret
 from planner.align import Alignment
 from planner.engine_config import EngineConfig, flags_from_facts
 from planner.measured import Comparison
@@ -145,6 +147,11 @@ class Session:
     """Names the uploader of plan files: a new name empties it."""
     num_looks: int = 0
     """Names the question for the setting: a new name makes it forget what was chosen before."""
+
+    def copy(self) -> "Session":
+        """One that knows the same, and changes by itself."""
+        known = {one.name: getattr(self, one.name) for one in fields(self)}
+        return Session(**{name: copy(v) if isinstance(v, Reading | dict) else v for name, v in known.items()})
 
     @property
     def traffic(self) -> RequestTrace | None:
@@ -334,3 +341,33 @@ def session() -> Session:
     found = st.session_state["session"]
     assert isinstance(found, Session)
     return found
+
+
+def is_followed() -> bool:
+    """Whether the tab of this session has told its secret."""
+    return "secret" in st.session_state
+
+
+def follow(secret: object) -> bool:
+    """Keep this session for its tab, or take up the one that the tab had before it was loaded anew.
+
+    Parameters
+    ----------
+    secret : object
+        What the tab says; anything that is no secret is ignored, and nothing is kept.
+
+    Returns
+    -------
+    bool
+        Whether there is another session now.
+    """
+    if not is_secret(secret):
+        return False
+    before = None if is_followed() else compute.kept().get(str(secret))
+    st.session_state["secret"] = secret
+    if before is not None:
+        # A copy: the tab may have been duplicated, and both go their own ways from here.
+        st.session_state["session"] = before.copy()
+        st.session_state.update(before.answers)
+    compute.kept().put(str(secret), session())
+    return before is not None

@@ -1,4 +1,4 @@
-"""The browser tab: its secret lies in the tab's own `sessionStorage`, which a reload keeps and a link does not carry."""
+"""The browser tab: its secret lies in its own `sessionStorage`, which a reload keeps and a link does not carry."""
 
 import streamlit as st
 

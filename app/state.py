@@ -150,8 +150,12 @@ class Session:
 
     def copy(self) -> "Session":
         """One that knows the same, and changes by itself."""
-        known = {one.name: getattr(self, one.name) for one in fields(self)}
-        return Session(**{name: copy(v) if isinstance(v, Reading | dict) else v for name, v in known.items()})
+        own = copy(self)
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Reading | dict):
+                setattr(own, one.name, copy(value))
+        return own
 
     @property
     def traffic(self) -> RequestTrace | None:

@@ -1,15 +1,13 @@
 """The answer of a plan, drawn from the verdict down to the losers."""
 
-import time
-
 import streamlit as st
 
 from app import compute, frames, load, panels, state
-from app.compute import PlanJob, Status
 from app.figures import distributions, theme, tradeoff
 from app.figures.distributions import Latencies
 from app.figures.labels import answer_label, percent
 from app.glossary import LATENCIES
+from app.jobs import PlanJob
 from planner.command import serve_command
 from planner.export import provenance
 from planner.measured import trust_sentence
@@ -28,28 +26,20 @@ from planner.verdict import (
 )
 
 
-def show_progress(job: PlanJob) -> None:
-    """Say what is being tried, how far it is, and offer to stop it."""
-    waited = f"{time.monotonic() - job.started:.0f} s"
-    if job.status is Status.COMPILING:
-        st.progress(0.0, f"Compiling the scheduler, once per installation (about half a minute) … {waited}")
-    elif job.newest is None:
-        st.progress(0.0, f"Replaying today's flags … {waited}")
-    else:
-        words = f"{job.num_done:,} of {job.num_planned:,} replays · {waited} · last: {flags_in_words(job.newest)}"
-        st.progress(min(1.0, job.num_done / max(job.num_planned, 1)), words)
-    if st.button("Cancel", icon=":material/stop:"):
-        job.cancel()
-
-
-def show_answer(job: PlanJob) -> None:
-    """Everything, in the order in which a tired operator needs it."""
+def show_verdict(job: PlanJob) -> None:
+    """What a tired operator needs first: the sentence, how sure it is, and the command."""
     assert job.saved is not None
     plan = job.saved.recommendation
     show_sentence(job.saved.words)
     _show_confidence(plan)
     _show_trust()
     _show_command(plan)
+
+
+def show_evidence(job: PlanJob) -> None:
+    """What the answer stands on, from the comparison down to the losers."""
+    assert job.saved is not None
+    plan = job.saved.recommendation
     st.subheader(
         "Today, recommended, and vLLM's default" if plan.best else "Today, the closest, and vLLM's default",
         help=LATENCIES,

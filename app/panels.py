@@ -1,5 +1,6 @@
 """Pieces that several pages draw: the strip, the example, faults, receipts, links."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from app.compute import PlanInputs
 from app.figures import distributions
 from app.figures.data import drawn_values
 from app.figures.labels import d_and_p, three_digits
+from app.jobs import Job, Status
 from app.report import calibration_report
 from app.state import Reading, Session
 from app.widgets.files import ask_answers, ask_columns, ask_file
@@ -121,6 +123,30 @@ def _target_in_words(session: Session) -> str:
         words += f" · stalled ≤ {100 * slo.stalled_share:.3g} %"
     words += "".join(f" · {class_sentence(target, slo)}" for target in slo.classes)
     return words + planning
+
+
+@st.fragment(run_every=0.4)
+def watch(job: Job) -> None:
+    """Say how far a job is and what it tries, offer to stop it, and run the page again when it is through."""
+    waited = f"{time.monotonic() - job.started_s:.0f} s"
+    if job.status is Status.COMPILING:
+        st.progress(0.0, f"Compiling the scheduler, once per installation (about half a minute) … {waited}")
+    else:
+        left = "" if job.left_s is None else f", about {job.left_s:.0f} s more"
+        words = f"{job.num_done:,} of {job.num_planned:,} replays · {waited}{left} · {job.newest}"
+        st.progress(min(1.0, job.num_done / max(job.num_planned, 1)), words)
+    if st.button("Cancel", icon=":material/stop:", key=f"cancel_{type(job).__name__}"):
+        job.cancel()
+    if not job.is_going:
+        st.rerun()
+
+
+def show_end(job: Job) -> None:
+    """Say why a job came to no result."""
+    if job.status is Status.CANCELLED:
+        st.warning("Cancelled.", icon=":material/cancel:")
+    elif job.status is Status.FAILED:
+        st.error(frames.literal(job.fault), icon=":material/error:")
 
 
 def show_missing(sentence: str, page: str, label: str) -> None:

@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar
 import streamlit as st
 
 from app import compute
-from app.compute import PlanInputs, PlanJob, Setting, Status
+from app.compute import PlanInputs, Setting
+from app.jobs import LoadJob, PlanJob, Status
 from app.kept import is_secret
 from planner.align import Alignment
 from planner.engine_config import EngineConfig, flags_from_facts
 from planner.measured import Comparison
 from planner.plan_file import SavedPlan
-from planner.routing import Routing
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, step_time_of
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer, Question, Unmapped
@@ -85,16 +85,6 @@ class Reading(Generic[T]):
         self.data = data if is_open else None
 
 
-@dataclass(frozen=True, slots=True)
-class LoadQuestion:
-    """What the user wants to know about load."""
-
-    growth: float
-    """Multiple of the trace's rate to size replicas for."""
-    routing: Routing
-    """How requests are dealt to them."""
-
-
 @dataclass(slots=True)
 class Session:
     """Facts of one browser session."""
@@ -131,8 +121,8 @@ class Session:
     """The last plan before it that came to a result."""
     wants_plan: bool = False
     """Whether the Plan page is to start by itself, after the example was asked for."""
-    load_question: LoadQuestion | None = None
-    """What was asked about load, for the newest plan with a result."""
+    load_job: LoadJob | None = None
+    """What was asked last about load, for the newest plan with a result."""
     look: str = ""
     """Name of the setting that the Inspect page was asked to open; "" = none."""
     picked: EngineConfig | None = None
@@ -264,7 +254,7 @@ class Session:
             Address of the Dask cluster that is to replay; "" for this machine.
         """
         self.previous, self.wants_plan = self.finished, False
-        self.picked, self.load_question, self.pinned = None, None, None
+        self.picked, self.load_job, self.pinned = None, None, None
         self.job = PlanJob(inputs, trace, model, self.trace.answers, scheduler)
 
     @property

@@ -2,8 +2,9 @@
 
 import streamlit as st
 
-from app import answer, frames, panels, state
-from app.compute import PlanInputs, PlanJob, Status
+from app import answer, panels, state
+from app.compute import PlanInputs
+from app.jobs import Status
 from app.widgets.flags import ask_default_flags, ask_more, ask_scheduler, ask_today
 from app.widgets.targets import ask_objective, ask_slo
 from planner.engine_config import flag_faults
@@ -24,6 +25,8 @@ if model is None:
         "A plan needs step times: a step log that fits, or d and p by hand.", "calibration", "Calibrate"
     )
     st.stop()
+
+top = st.container()  # Filled last: whether an answer is up to date, the questions below it decide.
 
 # Choose
 logged = session.logged_config
@@ -66,26 +69,20 @@ if (wanted or session.wants_plan) and is_possible and not is_going:
     st.rerun()
 
 
-@st.fragment(run_every=0.4)
-def watch(job: PlanJob) -> None:
-    """Show how far a plan is, and let the user stop it."""
-    answer.show_progress(job)
-    if not job.is_going:
-        st.rerun()
-
-
-if session.job is not None and session.job.is_going:
-    watch(session.job)
-    st.stop()
-
 # Show
-if session.job is not None and session.job.status is Status.CANCELLED:
-    st.warning("Cancelled.", icon=":material/cancel:")
-elif session.job is not None and session.job.status is Status.FAILED:
-    st.error(frames.literal(session.job.fault), icon=":material/error:")
-    if session.job.scheduler and st.button("Plan on this machine instead", icon=":material/computer:"):
-        session.start_plan(inputs, trace, model)
-        st.rerun()
-if session.finished is not None:
-    panels.show_stale(session.finished.inputs, inputs)
-    answer.show_answer(session.finished)
+finished = session.finished
+with top:
+    if session.job is not None and is_going:
+        panels.watch(session.job)
+    elif session.job is not None:
+        panels.show_end(session.job)
+        is_remote = session.job.status is Status.FAILED and session.job.scheduler != ""
+        if is_remote and st.button("Plan on this machine instead", icon=":material/computer:"):
+            session.start_plan(inputs, trace, model)
+            st.rerun()
+    if finished is not None:
+        panels.show_stale(finished.inputs, inputs)
+        answer.show_verdict(finished)
+        st.subheader("What is asked for")
+if finished is not None:
+    answer.show_evidence(finished)

@@ -102,8 +102,7 @@ def test_one_click_leads_to_a_verdict(example: AppTest) -> None:
 def test_load_is_answered_when_it_is_asked_for(example: AppTest) -> None:
     shown(example, "plan")
     assert "The targets hold up to" not in words(example)
-    press(example, "Find out")
-    assert not example.exception
+    planned(press(example, "Find out"))
     text = words(example)
     assert "The targets hold up to" in text
     assert "At 1 times this load, 1 replica meets them" in text

@@ -5,9 +5,11 @@ import streamlit as st
 from app import compute, frames, load, panels, state
 from app.figures import distributions, theme, tradeoff
 from app.figures.distributions import Latencies
+from app.figures.grid import gap_by_budget_and_seats
 from app.figures.labels import answer_label, percent
 from app.glossary import LATENCIES
 from app.jobs import PlanJob
+from app.widgets.flags import ask_threshold
 from planner.command import serve_command
 from planner.export import provenance
 from planner.measured import trust_sentence
@@ -31,9 +33,9 @@ def show_verdict(job: PlanJob) -> None:
     assert job.saved is not None
     plan = job.saved.recommendation
     show_sentence(job.saved.words)
+    _show_command(plan)
     _show_confidence(plan)
     _show_trust()
-    _show_command(plan)
 
 
 def show_evidence(job: PlanJob) -> None:
@@ -138,19 +140,32 @@ def _show_why(job: PlanJob, plan: Recommendation) -> None:
 def _show_tradeoff(plan: Recommendation) -> None:
     """Show every setting tried; a click on one leads inside it."""
     figure = tradeoff.gap_against_ttft(plan)
-    chosen = st.plotly_chart(figure, key="tradeoff", on_select="rerun", selection_mode="points")
-    panels.offer_values(figure, "tradeoff")
-    points = [point for point in chosen["selection"]["points"] if point.get("customdata")]
-    candidate = tradeoff.candidate_at(plan, points[0]["customdata"]) if points else None
-    if candidate is None:
-        st.caption("Click a point to look inside that setting.")
-    else:
-        panels.offer_look(
-            f"Inspect: {flags_in_words(candidate, plan.space.searched)}",
-            panels.PICKED,
-            candidate.engine_config,
-            "tradeoff",
-        )
+    front, grid = st.columns(2, gap="large")
+    with front:
+        chosen = st.plotly_chart(figure, key="tradeoff", on_select="rerun", selection_mode="points")
+        panels.offer_values(figure, "tradeoff")
+        points = [point for point in chosen["selection"]["points"] if point.get("customdata")]
+        candidate = tradeoff.candidate_at(plan, points[0]["customdata"]) if points else None
+        if candidate is None:
+            st.caption("Click a point to look inside that setting.")
+        else:
+            panels.offer_look(
+                f"Inspect: {flags_in_words(candidate, plan.space.searched)}",
+                panels.PICKED,
+                candidate.engine_config,
+                "tradeoff",
+            )
+    with grid:
+        _show_grid(plan)
+
+
+@st.fragment
+def _show_grid(plan: Recommendation) -> None:
+    """Show the same settings by their flags."""
+    drawn = st.container()
+    tokens = ask_threshold(plan.space.long_prefill_token_threshold, plan.closest.engine_config)
+    with drawn:
+        panels.show_figure(gap_by_budget_and_seats(plan, tokens), "budget_and_seats")
 
 
 def tails(job: PlanJob) -> tuple[Latencies, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import streamlit as st
 
 from app.frames import literal
-from app.widgets.fields import MOST_TOKENS, choice, number, several, switch, text
+from app.widgets.fields import MOST_TOKENS, choice, number, segments, several, switch, text
 from planner.engine_config import GPU_TIERS, EngineConfig
 from planner.executors import ADDRESS_VARIABLE
 from planner.search import MORE, SEARCHED, More, read_more
@@ -76,6 +76,16 @@ def ask_three_flags(logged: EngineConfig, name: str) -> EngineConfig:
         with column:
             values[flag] = _ask_flag(flag, logged, f"inspect_{flag}", name)
     return replace(logged, **values)
+
+
+def ask_threshold(tried: tuple[int, ...], answer: EngineConfig) -> int:
+    """Ask for one of the thresholds that were tried; the answer's is filled in."""
+    words = {tokens: f"{tokens:,}" if tokens else "off" for tokens in tried}
+    key = f"grid_{'_'.join(words.values())}_{answer.long_prefill_token_threshold}"
+    start = answer.long_prefill_token_threshold
+    return segments(
+        "Threshold shown, tokens", key, tried, start if start in tried else tried[0], format_func=words.__getitem__
+    )
 
 
 def _ask_flag(flag: str, logged: EngineConfig, key: str, name: str) -> int | bool:

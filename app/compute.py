@@ -40,6 +40,7 @@ from traces import read
 from traces.answers import ReadAnswers
 from traces.errors import InputError
 from traces.measured import MeasuredRequests, read_measured
+from traces.prefixes import reuse_share
 from traces.requests import RequestTrace
 from traces.selection import stamp_step_s
 from traces.steps import ServerFacts, StepLog
@@ -90,6 +91,12 @@ def traffic_figures(trace_digest: str, _trace: RequestTrace) -> tuple[go.Figure,
 def clock_step_s(trace_digest: str, _trace: RequestTrace) -> float | None:
     """How coarse the clock of a trace is."""
     return stamp_step_s(_trace.arrival_s)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False, scope="session")
+def seen_share(trace_digest: str, _trace: RequestTrace) -> float | None:
+    """Share of the prompt tokens that begin like an earlier prompt; None where a trace does not say."""
+    return None if _trace.prefix_hashes is None else reuse_share(_trace.prefix_hashes, _trace.prompt_tokens)
 
 
 @st.cache_resource(max_entries=4, show_spinner=False, scope="session")
@@ -221,7 +228,7 @@ def what_if(
     scenario: Scenario,
     _trace: RequestTrace,
 ) -> tuple[Candidate, ...]:
-    """Settings under another load, memory or prompt length."""
+    """Settings under another load, memory, prompt length or share of hits."""
     compiler().wait(lambda: False)
     with executor_at("") as executor:
         return evaluate_scenario(_trace, engine_configs, step_time, slo, scenario, executor)

@@ -51,7 +51,7 @@ def show_scenarios(
                 on_click=session.pin,
                 args=(pinned[:k] + pinned[k + 1 :],),
             )
-    scenario = ask_scenario(trace.prefix_hashes is None)
+    scenario = ask_scenario(compute.seen_share(trace.digest, _trace=trace))
     if not pinned:
         st.info("Nothing is pinned: pin the setting above.", icon=":material/keep:")
         return
@@ -60,6 +60,6 @@ def show_scenarios(
     names = tuple(f"{k}: {name}" for k, (name, _) in enumerate(pinned, start=1))
     st.table(frames.side_by_side(names, found, slo), border="horizontal")
     st.caption(
-        "Simulated: your requests at the load, KV memory and prompt length above, with the same step times. Better and "
-        "worse are against the first. Step times beyond the range that the log covers are extrapolated."
+        "Simulated: your requests under the changes above, with the same step times. Better and worse are against the "
+        "first. Step times beyond the range that the log covers are extrapolated."
     )

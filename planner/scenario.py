@@ -10,6 +10,7 @@ from planner.capacity import scale_load
 from planner.engine_config import EngineConfig
 from planner.slo import Slo
 from planner.step_time import StepTime
+from traces.prefixes import same_beginning, with_less_reuse
 from traces.requests import RequestTrace
 
 
@@ -23,6 +24,10 @@ class Scenario:
     """The KV cache has so many times the tokens, above 0."""
     prompt_length: float = 1.0
     """Prompts are so many times as long, above 0; only for a trace that says nothing of shared prefixes."""
+    seen_share: float | None = None
+    """Share of the prompt tokens, 0–1, that begin like an earlier prompt, so that a prefix cache without end would save
+    them; None = as the trace says. One that says which prompts begin alike can only have less than it says; in another,
+    all prompts begin with the same made-up text."""
 
 
 def changed_trace(trace: RequestTrace, scenario: Scenario) -> RequestTrace:
@@ -38,6 +43,13 @@ def changed_trace(trace: RequestTrace, scenario: Scenario) -> RequestTrace:
             raise ValueError("prompt_length is for traces without prefix hashes")
         tokens = np.maximum(1, np.rint(trace.prompt_tokens * scenario.prompt_length)).astype(np.int64)
         trace = replace(trace, prompt_tokens=tokens)
+    if scenario.seen_share is not None:
+        known, tokens = trace.prefix_hashes, trace.prompt_tokens
+        if known is None:
+            hashes = same_beginning(tokens, scenario.seen_share)
+        else:
+            hashes = with_less_reuse(known, tokens, scenario.seen_share)
+        trace = replace(trace, prefix_hashes=hashes)
     return trace if scenario.load == 1.0 else scale_load(trace, scenario.load)
 
 

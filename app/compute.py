@@ -19,9 +19,7 @@ from app.figures import requests
 from app.kept import Kept
 from planner import align, calibrate
 from planner.align import Alignment
-from planner.candidates import Candidate
 from planner.engine_config import EngineConfig
-from planner.executors import executor_at
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.lesson import Turn, lesson
 from planner.inside.phases import Life, life_of
@@ -32,7 +30,6 @@ from planner.measured import Comparison, compare, served
 from planner.metrics import Distribution, distribution, itl, ttft_s
 from planner.plan_file import SavedPlan, read_plan
 from planner.replay import Replay, replay, warm_up
-from planner.scenario import Scenario, evaluate_scenario
 from planner.search import NO_MORE, More, Objective
 from planner.slo import Slo
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model
@@ -219,21 +216,6 @@ def latencies(
     return itl(run), distribution(ttft_s(run))
 
 
-@st.cache_resource(max_entries=64, show_spinner="Replaying …")
-def what_if(
-    trace_digest: str,
-    engine_configs: tuple[EngineConfig, ...],
-    step_time: StepTime,
-    slo: Slo,
-    scenario: Scenario,
-    _trace: RequestTrace,
-) -> tuple[Candidate, ...]:
-    """Settings under another load, memory, prompt length or share of hits."""
-    compiler().wait(lambda: False)
-    with executor_at("") as executor:
-        return evaluate_scenario(_trace, engine_configs, step_time, slo, scenario, executor)
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What one replay stands on."""
@@ -348,8 +330,8 @@ def kept() -> Kept[Any]:
 
 
 @st.cache_resource(show_spinner=False)
-def worked_out() -> Kept[Any]:
-    """Results of jobs, by what they stand on."""
+def worked_out(kind: str) -> Kept[Any]:
+    """Results of one kind of job, by what they stand on."""
     return Kept()
 
 

@@ -12,13 +12,15 @@ from app import compute
 from app.compute import PlanInputs, Setting
 from planner.candidates import Candidate
 from planner.capacity import HOUR_S, Capacity, LoadPoint, find_capacity
+from planner.engine_config import EngineConfig
 from planner.errors import Cancelled
 from planner.executors import executor_at
 from planner.plan_file import SavedPlan, save_plan
 from planner.routing import Routing
+from planner.scenario import Scenario, evaluate_scenario
 from planner.search import Recommendation, recommend
 from planner.slo import Slo
-from planner.step_time import Model
+from planner.step_time import Model, StepTime
 from planner.verdict import flags_in_words, seconds
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import InputError
@@ -55,7 +57,8 @@ class Job:
         self.num_done, self.num_planned = 0, 0
         self.started_s = self.running_s = time.monotonic()
         self.cancelled = np.zeros(1, np.uint8)
-        threading.Thread(target=self._work, daemon=True).start()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
 
     @property
     def is_going(self) -> bool:
@@ -73,6 +76,10 @@ class Job:
     def cancel(self) -> None:
         """Stop soon: the compiled replay looks at this flag all the time."""
         self.cancelled[0] = 1
+
+    def wait(self, at_most_s: float) -> None:
+        """Return when it is through, or after this time."""
+        self._thread.join(at_most_s)
 
     def run(self) -> None:
         """Do the work."""
@@ -121,7 +128,7 @@ class PlanJob(Job):
 
     def run(self) -> None:
         """Search once per set of inputs, whoever asks."""
-        result = compute.worked_out().made_once(self.inputs, self.search, self.check)
+        result = compute.worked_out("plan").made_once(self.inputs, self.search, self.check)
         for candidate in (result.today, result.closest, result.vllm_default):
             compute.latencies(self.trace.digest, candidate.engine_config, result.step_time, _trace=self.trace)
         name = self.inputs.trace_name
@@ -188,7 +195,7 @@ class LoadJob(Job):
     def run(self) -> None:
         """Answer once per question, whoever asks."""
         stands_on = (self.question, self.setting, self.slo)
-        self.result = compute.worked_out().made_once(stands_on, self.find, self.check)
+        self.result = compute.worked_out("load").made_once(stands_on, self.find, self.check)
 
     def find(self) -> Capacity:
         """Replay under more and less load."""
@@ -212,6 +219,56 @@ class LoadJob(Job):
         self.num_planned = max(USUAL_REPLAYS, self.num_done + 1)
         met = "meets every target" if point.candidate.meets else "misses a target"
         self.newest = f"last: {point.load:.3g} times the load {met}"
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What the user wants to know about changed traffic and memory."""
+
+    trace_digest: str
+    """Digest of the trace."""
+    configs: tuple[EngineConfig, ...]
+    """The settings that stand side by side."""
+    step_time: StepTime
+    """Coefficients charged."""
+    slo: Slo
+    """Targets."""
+    scenario: Scenario
+    """The change."""
+
+
+class WhatIfJob(Job):
+    """Settings side by side under a change."""
+
+    def __init__(self, question: WhatIf, trace: RequestTrace) -> None:
+        self.question, self.trace = question, trace
+        self.result: tuple[Candidate, ...] | None = None
+        super().__init__()
+
+    def run(self) -> None:
+        """Answer once per question, whoever asks."""
+        self.result = compute.worked_out("what if").made_once(self.question, self.find, self.check)
+
+    def find(self) -> tuple[Candidate, ...]:
+        """Replay under the change."""
+        asked = self.question
+        self.num_planned = len(asked.configs)
+        with executor_at("") as executor:
+            return evaluate_scenario(
+                self.trace,
+                asked.configs,
+                asked.step_time,
+                asked.slo,
+                asked.scenario,
+                executor,
+                on_candidate=self.on_candidate,
+                cancel=self.cancelled,
+            )
+
+    def on_candidate(self, candidate: Candidate) -> None:
+        """Note how far it is; called from the replays."""
+        self.num_done += 1
+        self.newest = f"last: {flags_in_words(candidate)}"
 
 
 def window_width_s(span_s: float) -> float:

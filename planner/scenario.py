@@ -1,9 +1,11 @@
 """What if the load, the KV memory or the prompts were others: the same requests, replayed under a change."""
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from planner.candidates import Candidate, evaluate
 from planner.capacity import scale_load
@@ -65,10 +67,25 @@ def evaluate_scenario(
     slo: Slo,
     scenario: Scenario,
     executor: Executor,
+    *,
+    on_candidate: Callable[[Candidate], None] | None = None,
+    cancel: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[Candidate, ...]:
-    """Replay every setting under a scenario, side by side; in the order given."""
+    """Replay every setting under a scenario, side by side; in the order given, in which `on_candidate` gets them too.
+
+    Raises
+    ------
+    Cancelled
+        After `cancel` became non-zero.
+    """
     changed = changed_trace(trace, scenario)
     runs = [
-        executor.submit(evaluate, changed, changed_config(config, scenario), step_time, slo, None) for config in configs
+        executor.submit(evaluate, changed, changed_config(config, scenario), step_time, slo, cancel)
+        for config in configs
     ]
-    return tuple(run.result() for run in runs)
+    found = []
+    for run in runs:
+        found.append(run.result())
+        if on_candidate is not None:
+            on_candidate(found[-1])
+    return tuple(found)

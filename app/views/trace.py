@@ -70,12 +70,9 @@ sums.table(compute.token_sums(trace.digest, _trace=trace), border="horizontal")
 
 # Choose a part
 st.subheader("Which part do you plan for?")
-drawn = st.plotly_chart(
-    requests.arrival_rate(trace, session.selection.window_s),
-    key=f"arrival_rate_{session.num_windows}",
-    on_select="rerun",
-    selection_mode="box",
-)
+arrivals = requests.arrival_rate(trace, session.selection.window_s)
+drawn = st.plotly_chart(arrivals, key=f"arrival_rate_{session.num_windows}", on_select="rerun", selection_mode="box")
+panels.offer_values(arrivals, "arrival_rate")
 if (window_s := requests.drawn_window_s(drawn["selection"]["box"], trace.span_s)) is not None:
     session.choose_window(window_s)
     st.rerun()
@@ -106,6 +103,7 @@ for column, (label, value, about) in zip(st.columns(len(numbers)), numbers, stri
 lengths, joint, bursts = st.columns(3, gap="large")
 figures = compute.traffic_figures(traffic.digest, _trace=traffic)
 for column, name, figure in zip((lengths, joint, bursts), ("lengths", "joint", "bursts"), figures, strict=True):
-    column.plotly_chart(figure, key=name)
+    with column:
+        panels.show_figure(figure, name)
 panels.offer_traffic(traffic)
 panels.show_next("calibration", "Next: calibrate step times")

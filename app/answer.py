@@ -4,6 +4,7 @@ import streamlit as st
 
 from app import compute, frames, load, panels, state
 from app.figures import distributions, theme, tradeoff
+from app.figures.budget import latency_by_budget
 from app.figures.distributions import Latencies
 from app.figures.grid import gap_by_budget_and_seats
 from app.figures.labels import answer_label, percent
@@ -127,10 +128,13 @@ def _show_why(job: PlanJob, plan: Recommendation) -> None:
     else:
         lines.append("All of its steps lie in the range that the step log covers.")
     st.markdown("\n".join(f"- {line}" for line in lines))
-    st.markdown(
-        "**One notch on each flag**, the others as recommended:" if plan.best else "**One notch on each flag**:"
-    )
-    st.table(frames.one_notch(plan), border="horizontal", hide_index=True)
+    notches, curve = st.columns(2, gap="large")
+    with notches:
+        others = ", the others as recommended" if plan.best else ""
+        st.markdown(f"**One notch on each flag**{others}:")
+        st.table(frames.one_notch(plan), border="horizontal", hide_index=True)
+    with curve:
+        panels.show_figure(latency_by_budget(plan), "budget")
     with st.expander("Simulated, and not simulated"):
         rules, missing = st.columns(2)
         rules.markdown("Simulated:\n" + "\n".join(f"- {rule}" for rule in rules_in_force(plan.closest.engine_config)))

@@ -83,6 +83,6 @@ with top:
     if finished is not None:
         panels.show_stale(finished.inputs, inputs)
         answer.show_verdict(finished)
-        st.subheader("What is asked for")
+        st.subheader("Targets and flags")
 if finished is not None:
     answer.show_evidence(finished)

@@ -94,7 +94,7 @@ def test_one_click_leads_to_a_verdict(example: AppTest) -> None:
     assert example.success[0].value.startswith("**Met: p99 token gap")
     assert "--max-num-batched-tokens" in example.code[0].value
     assert list(example.table[0].value.columns) == ["Today", "Recommended", "vLLM default"]
-    assert len(example.get("plotly_chart")) == 4
+    assert len(example.get("plotly_chart")) == 5
     assert "Probability that the targets are met" in words(example)
     assert f"{len(example.dataframe[0].value) + 1} settings tried" in words(example)
 
@@ -107,7 +107,7 @@ def test_load_is_answered_when_it_is_asked_for(example: AppTest) -> None:
     assert "The targets hold up to" in text
     assert "At 1 times this load, 1 replica meets them" in text
     assert "The knee lies near" in text
-    assert len(example.get("plotly_chart")) == 6
+    assert len(example.get("plotly_chart")) == 7
     example.number_input(key="growth").set_value(2.0).run()
     assert "The targets hold up to" not in words(example), "another question, not asked yet"
     example.number_input(key="growth").set_value(1.0).run()

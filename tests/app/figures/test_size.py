@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from app.figures import calibration, distributions, grid, inside, lesson, load, requests, theme, tradeoff
+from app.figures import budget, calibration, distributions, grid, inside, lesson, load, requests, theme, tradeoff
 from app.figures.calibration import Against
 from app.figures.distributions import Latencies
 from planner.capacity import Headroom, by_window, latency_curve
@@ -29,7 +29,7 @@ from traces.steps import StepLog
 MOST_BYTES = 2 << 20
 MILLION = 1_000_000
 SLO = Slo(itl_s=0.08)
-ROOMS = (calibration, distributions, grid, inside, lesson, load, requests, tradeoff)
+ROOMS = (budget, calibration, distributions, grid, inside, lesson, load, requests, tradeoff)
 
 
 def repeated(fit: StepTimeFit) -> StepTimeFit:
@@ -77,6 +77,7 @@ def drawn(plan: Recommendation, fit: StepTimeFit, trace: RequestTrace) -> dict[s
         "step_time_by_prefill": calibration.step_time_by_prefill(many),
         "residuals": calibration.residuals(many, Against.PREFILL),
         "decode_curve": calibration.decode_curve(many),
+        "latency_by_budget": budget.latency_by_budget(plan),
         "gap_against_ttft": tradeoff.gap_against_ttft(plan),
         "gap_by_budget_and_seats": grid.gap_by_budget_and_seats(plan, 0),
         "latency_against_load": load.latency_against_load(

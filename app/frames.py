@@ -247,13 +247,14 @@ LATENCIES = {
 
 
 def compared(comparisons: tuple[Comparison, ...]) -> pd.DataFrame:
-    """Every latency: simulated / measured, and how far the former is off."""
+    """Every latency: simulated (of several replays: the least–the most) / measured, and how far the former is off."""
 
     def cell(one: Comparison, share: str) -> str:
         predicted_s, measured_s = (getattr(values, f"{share}_s") for values in (one.predicted, one.measured))
         error = one.relative_error(share)
         off = "" if np.isnan(error) else f" ({signed_percent(error)})"
-        return f"{_unbroken(seconds(predicted_s))} / {_unbroken(seconds(measured_s))}{off}"
+        reach = f" ({'–'.join(map(_unbroken, map(seconds, one.reach_s(share))))})" if len(one.runs) > 1 else ""
+        return f"{_unbroken(seconds(predicted_s))}{reach} / {_unbroken(seconds(measured_s))}{off}"
 
     rows = {
         LATENCIES[one.name]: {share: cell(one, share) for share in ("mean", "p50", "p90", "p99", "max")}

@@ -19,10 +19,56 @@ class PrefixHashes:
     """(n + 1,) request i has ids[offsets[i]:offsets[i + 1]]."""
     block_tokens: int
     """Prompt tokens that one id stands for; a request's last id may stand for fewer."""
+    _shared: "SharedPrefixes | None" = field(default=None, init=False, repr=False)
+    """What `shared` found."""
 
     def __post_init__(self) -> None:
         self.ids.flags.writeable = False
         self.offsets.flags.writeable = False
+
+    @property
+    def shared(self) -> "SharedPrefixes":
+        """Which leading ids other requests have as well; found when it is first asked for, and kept."""
+        if self._shared is None:
+            object.__setattr__(self, "_shared", _shared_prefixes(self.ids, self.offsets))
+        assert self._shared is not None
+        return self._shared
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPrefixes:
+    """The leading ids that requests have in common."""
+
+    number: npt.NDArray[np.int64]
+    """(m,) one number for all ids of a request up to here: equal exactly where all of them are equal; −1 where no other
+    request begins with them."""
+    num_ids: npt.NDArray[np.int64]
+    """(n,) how many leading ids of a request some other request has as well."""
+
+    def __post_init__(self) -> None:
+        self.number.flags.writeable = False
+        self.num_ids.flags.writeable = False
+
+
+def _shared_prefixes(ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> SharedPrefixes:
+    """Number what requests begin with, one id after the other, for as long as somebody goes the same way."""
+    length = np.diff(offsets)
+    content = np.unique(ids, return_inverse=True)[1]
+    number, num_ids = np.full(len(ids), -1), np.zeros(len(length), np.int64)
+    row, before, num_numbers = np.arange(len(length)), np.zeros(len(length), np.int64), 0
+    for depth in range(int(length.max(initial=0))):
+        goes_on = length[row] > depth
+        row, before = row[goes_on], before[goes_on]
+        at = offsets[row] + depth
+        _, same, count = np.unique(before * len(ids) + content[at], return_inverse=True, return_counts=True)
+        is_shared = count[same] > 1
+        row, before = row[is_shared], same[is_shared]
+        if len(row) == 0:
+            break
+        number[at[is_shared]] = num_numbers + before
+        num_ids[row] = depth + 1
+        num_numbers += len(count)
+    return SharedPrefixes(number, num_ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

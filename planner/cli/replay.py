@@ -133,6 +133,7 @@ def _comparison_document(compared: tuple[Comparison, ...]) -> dict[str, Any]:
     return {
         one.name: {
             "predicted_ms": milliseconds(one.predicted),
+            "reach_of_runs_ms": {share: [1e3 * end_s for end_s in one.reach_s(share)] for share in SHARES},
             "measured_ms": milliseconds(one.measured),
             "relative_error": {share: one.relative_error(share) for share in SHARES},
         }

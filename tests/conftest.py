@@ -1,7 +1,13 @@
-"""What the whole suite says at its end."""
+"""What holds for the whole suite, and what it says at its end."""
 
 from collections import Counter
 from pathlib import Path
+
+from hypothesis import settings
+
+# How long an example takes says more about the machine than about the code: files of tests run side by side.
+settings.register_profile("machine_may_be_busy", deadline=None)
+settings.load_profile("machine_may_be_busy")
 
 FEATURES = {
     "asynchronous": lambda c: c["async_scheduling"],

@@ -26,6 +26,14 @@ FEATURES = {
 }
 
 
+def pytest_configure(config):
+    """Compile the kernel once, before the processes that run the tests would all do it, into one cache at once."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        from planner.replay import warm_up
+
+        warm_up()
+
+
 def pytest_terminal_summary(terminalreporter):
     """Recordings of the real scheduler that the kernel reproduced exactly, by feature."""
     reproduced = {

@@ -15,13 +15,12 @@ from planner.command import serve_command
 from planner.export import provenance
 from planner.measured import trust_sentence
 from planner.plan_file import Words
+from planner.reasons import binding_constraint, no_op_flags
 from planner.search import Recommendation
 from planner.verdict import (
-    binding_constraint,
     confidence_sentences,
     flags_in_words,
     kv_sentence,
-    no_op_flags,
     not_simulated,
     rules_in_force,
     seconds,

@@ -20,7 +20,7 @@ from planner.align import Alignment
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.errors import UnfitStepLog
 from planner.export import timed_trace
-from planner.measured import NUM_SEEDS, mismatches, trust_sentence
+from planner.measured import mismatches, trust_sentence
 from planner.remedies import what_to_record
 from planner.step_time import SavedModel, StepTime, StepTimeFit, step_time_of, write_model
 from planner.verdict import class_sentence, seconds
@@ -360,8 +360,9 @@ def show_measured() -> None:
     st.info(trust_sentence(comparisons), icon=":material/balance:")
     st.caption(
         f"Simulated under today's flags / measured by {measured.clock} clocks ({frames.literal(reading.file_name)}). "
-        f"Simulated is a plain replay, or {NUM_SEEDS} with the scatter of the log's steps, pooled: their maximum is "
-        "that of all. A client's times hold the way to the engine and back, which a replay does not know."
+        "Simulated is a plain replay, or a typical one of several with the scatter of the log's steps (in brackets: "
+        "the least and the most of any). A client's times hold the way to the engine and back, which a replay does "
+        "not know."
     )
     st.table(frames.compared(comparisons), border="horizontal")
     columns = st.columns(2, gap="large")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from planner import kernel
 from planner.engine_config import EngineConfig, check_flags
 from planner.errors import BadFlags, BadPlan
-from planner.stepper import Engine, Saved, Work
+from planner.stepper import Clock, Engine, Saved, Work
 from traces.requests import RequestTrace
 from traces.steps import StepLog
 
@@ -63,8 +63,10 @@ class Alignment:
     """(k,) explained steps that follow the one before without the engine falling idle."""
     admitted: npt.NDArray[np.int64]
     """(r,) rows of the trace in the order in which the engine admitted them."""
-    num_requests: int
-    """Requests of the trace, r or more."""
+    admitted_in: npt.NDArray[np.int64]
+    """(r,) the step of the log in which each of them was."""
+    trace: RequestTrace
+    """r requests or more."""
     differences: tuple[Difference, ...]
     """The first lines that are not explained."""
 
@@ -119,11 +121,11 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
     token is scheduled; one that was preempted later counts as decoding while it is computed again.
     """
     check_flags(engine_config)
-    if engine_config.scheduling_policy != "fcfs" or engine_config.speculative_method is not None:
+    if engine_config.speculative_method is not None:
         raise BadFlags(
             "flags",
-            "the log cannot be aligned under the priority policy or speculative decoding: its lines do not say who "
-            "waited, or how many drafts were accepted. Calibrate without the trace.",
+            "the log cannot be aligned under speculative decoding: its lines do not say how many drafts were accepted. "
+            "Calibrate without the trace.",
         )
     walk = _Walk(log, trace, engine_config)
     line, row = 0, 0
@@ -139,7 +141,8 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
         steps=walk.steps,
         follows=walk.follows & walk.is_explained,
         admitted=np.array(walk.admitted, np.int64),
-        num_requests=len(trace),
+        admitted_in=np.array(walk.admitted_in, np.int64),
+        trace=trace,
         differences=tuple(walk.differences[:NUM_DIFFERENCES]),
     )
 
@@ -173,7 +176,7 @@ def alignment_sentence(alignment: Alignment, num_steps: int) -> str:
     said = f"{alignment.num_explained:,} of {alignment.num_covered:,} steps explained by the trace under these flags"
     if outside:
         said += f"; {outside:,} more are outside the stretches that it was walked along"
-    num_found, num_requests = len(alignment.admitted), alignment.num_requests
+    num_found, num_requests = len(alignment.admitted), len(alignment.trace)
     return f"{said}; {num_found:,} of {num_requests:,} requests found in the log."
 
 
@@ -209,6 +212,19 @@ def aligned_log(log: StepLog, alignment: Alignment) -> StepLog:
     )
 
 
+def clocks(log: StepLog, is_async: bool) -> list[Clock]:
+    """When each step was scheduled, by the log's stamps if they have fractions of a second, else by its step times.
+
+    A line is written when its step ends; the next step is scheduled then, or the next but one when asynchronous.
+    """
+    stamp_s = log.stamp_s
+    ended_s = np.cumsum(log.step_s) if stamp_s is None or (stamp_s % 1 == 0).all() else stamp_s
+    start_s = ended_s - log.step_s
+    depth = 2 if is_async else 1
+    scheduled_s = np.concatenate([start_s[:depth], ended_s[:-depth]])[: len(log)]
+    return [Clock(*row) for row in np.stack([scheduled_s, start_s], axis=1).tolist()]
+
+
 class _Walk:
     """The state of one alignment."""
 
@@ -216,12 +232,15 @@ class _Walk:
         tokens = log.num_decode_reqs if log.num_decode_tokens is None else log.num_decode_tokens
         columns = (log.num_prefill_reqs, log.prefill_tokens, log.num_decode_reqs, tokens)
         self.lines = [Work(*row) for row in np.column_stack(columns).tolist()]
+        self.clocks = clocks(log, engine_config.async_scheduling)
         self.source_row = log.source_row
         self.engine = Engine(trace, engine_config)
         self.is_explained = np.zeros(len(log), np.bool_)
         self.follows = np.zeros(len(log), np.bool_)
         self.steps = np.zeros(len(log), kernel.STEP)
         self.admitted: list[int] = []
+        self.admitted_in: list[int] = []
+        self.let_in_by = np.zeros(len(log), np.int64)
         self.differences: list[Difference] = []
         self.covered: list[int] = []
         self.num_let_in = 0
@@ -244,11 +263,12 @@ class _Walk:
     def run(self, line: int, row: int) -> int:
         """Walk from a start to the end of the trace, or until lost; returns the line after."""
         engine = self.engine
+        first_line = line
         engine.reset(row)
         admissions: deque[_Admission] = deque(maxlen=max(1, min(MAX_RECONSIDERED, MAX_BYTES // engine.num_bytes)))
         num_lost = 0
         while line < len(self.lines) and num_lost < LOST_LINES:
-            simulated = engine.take(self.lines[line])
+            simulated = self._take(line)
             if simulated is None:
                 break
             if simulated != self.lines[line] and num_lost == 0 and self._reconsider(admissions, line):
@@ -259,8 +279,14 @@ class _Walk:
             num_lost = 0 if self.is_explained[line] else num_lost + 1
             line += 1
         self.admitted += engine.order[row : engine.num_let_in].tolist()
+        places = np.searchsorted(self.let_in_by[first_line:line], np.arange(row, engine.num_let_in), "right")
+        self.admitted_in += (first_line + places).tolist()
         self.num_let_in = engine.num_let_in
         return line
+
+    def _take(self, line: int) -> Work | None:
+        """Let the engine take the step of a line."""
+        return self.engine.take(self.lines[line], self.clocks[line])
 
     def _reconsider(self, admissions: "deque[_Admission]", line: int) -> bool:
         """Whether this line is explained once newcomers of an earlier one came in another order; if so, they did."""
@@ -270,7 +296,7 @@ class _Walk:
             for chosen in past.others:
                 work = engine.let_in_again(past.before, chosen)
                 if work == self.lines[past.line] and all(
-                    engine.take(self.lines[later]) == self.lines[later] for later in range(past.line + 1, line + 1)
+                    self._take(later) == self.lines[later] for later in range(past.line + 1, line + 1)
                 ):
                     self._walk_again(admissions, past, chosen, line)
                     return True
@@ -289,13 +315,14 @@ class _Walk:
         for later in range(past.line + 1, line + 1):
             if engine.admission is not None:
                 admissions.append(_Admission(later - 1, *engine.admission))
-            self._record(later, engine.take(self.lines[later]))
+            self._record(later, self._take(later))
 
     def _record(self, line: int, simulated: Work | None) -> None:
         """Keep what the engine did in a line."""
         self.covered.append(line)
         self.is_explained[line] = simulated == self.lines[line]
         self.follows[line] = not self.engine.fell_idle
+        self.let_in_by[line] = self.engine.num_let_in
         self.steps[line] = self.engine.step[0]
         if simulated is not None and simulated != self.lines[line]:
             self.differences.append(Difference(int(self.source_row[line]), self.lines[line], simulated))
@@ -305,7 +332,7 @@ class _Walk:
         self.engine.reset(row)
         num = 0
         while num < SURE_LINES and line + num < len(self.lines):
-            if self.engine.take(self.lines[line + num]) != self.lines[line + num]:
+            if self._take(line + num) != self.lines[line + num]:
                 break
             num += 1
         return num

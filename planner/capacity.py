@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.candidates import Candidate, Rejection, evaluate, missed_latencies
+from planner.candidates import Candidate, Rejection, evaluate, missed_by_classes, missed_latencies
 from planner.engine_config import EngineConfig
 from planner.executors import somewhere
-from planner.metrics import distribution, itl_within, ttft_s
+from planner.metrics import distribution, e2e_s, itl_within, ttft_s
 from planner.replay import replay
 from planner.routing import Routing, deal
 from planner.slo import Slo
@@ -149,16 +149,7 @@ def find_capacity(
 
 def scale_load(trace: RequestTrace, load: float) -> RequestTrace:
     """The same requests in the same order, `load` times as fast."""
-    return RequestTrace(
-        arrival_s=trace.arrival_s / load,
-        prompt_tokens=trace.prompt_tokens,
-        output_tokens=trace.output_tokens,
-        source_row=trace.source_row,
-        priority=trace.priority,
-        max_tokens=trace.max_tokens,
-        prefix_hashes=trace.prefix_hashes,
-        receipt=trace.receipt,
-    )
+    return replace(trace, arrival_s=trace.arrival_s / load)
 
 
 def find_headroom(
@@ -286,11 +277,11 @@ def by_window(
 ) -> tuple[Window, ...]:
     """One replay of the whole trace, looked at piece by piece: which hour breaks a target, and what it leaves behind.
 
-    A gap belongs to the window in which it ends, a TTFT to the one in which its request arrives. The last window lasts
-    until the replay ends.
+    A gap belongs to the window in which it ends, a TTFT or an E2E to the one in which its request arrives, and so does
+    everything of a class. The last window lasts until the replay ends.
     """
     run = replay(trace, engine_config, step_time, cancel=cancel)
-    waits_s = ttft_s(run)
+    waits_s, lasts_s = ttft_s(run), e2e_s(run)
     end_s = np.where(run.never_runs, run.arrival_s, np.where(run.is_finished, run.last_token_s, np.inf))
     num_windows = int(trace.span_s // width_s) + 1
     found = []
@@ -302,7 +293,9 @@ def by_window(
         gap_s, wait_s = gaps.percentile(slo.itl_percentile), distribution(waits_s[arrives])
         worst_s = float(gaps.value_s[-1]) if gaps.num else float("nan")
         first_s = wait_s.percentile(slo.ttft_percentile)
-        runs = bool((arrives & ~run.never_runs).any())
+        last_s = distribution(lasts_s[arrives]).percentile(slo.e2e_percentile)
+        if not (arrives & ~run.never_runs).any():
+            first_s = last_s = 0.0  # nobody waits
         found.append(
             Window(
                 from_s=from_s,
@@ -311,9 +304,12 @@ def by_window(
                 num_gaps=gaps.num,
                 itl_at_percentile_s=gap_s,
                 worst_gap_s=worst_s,
-                ttft_at_percentile_s=first_s,
+                ttft_at_percentile_s=wait_s.percentile(slo.ttft_percentile),
                 num_unfinished=int(((run.arrival_s < until_s) & (end_s >= until_s)).sum()),
-                violations=missed_latencies(gap_s, worst_s, first_s if runs else 0.0, slo),
+                violations=(
+                    *missed_latencies(gap_s, worst_s, first_s, last_s, gaps.excess_share(slo.itl_s), slo),
+                    *missed_by_classes(trace, run, slo, arrives),
+                ),
             )
         )
     return tuple(found)

@@ -3,6 +3,8 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from traces.prefixes import (
     output_limits,
@@ -82,6 +84,23 @@ def test_what_begins_alike_could_be_saved() -> None:
     # The second shares 32 tokens, the fourth begins anew, the fifth shares all of its 10.
     assert reuse_share(hashes, prompts) == (32 + 10) / prompts.sum()
     assert reuse_share(PrefixHashes(np.zeros(0, np.int64), np.zeros(3, np.int64), 16), np.array([3, 4])) == 0.0
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8))
+def test_what_requests_share_is_numbered(rows) -> None:
+    """By comparing everybody with everybody: equal numbers where everything up to there is equal, and somebody has."""
+    offsets = np.cumsum([0, *map(len, rows)])
+    hashes = PrefixHashes(np.array([one for row in rows for one in row], np.int64), offsets, 16)
+    number = [hashes.shared.number[offsets[i] : offsets[i + 1]].tolist() for i in range(len(rows))]
+    for i, row in enumerate(rows):
+        others = [other for j, other in enumerate(rows) if j != i]
+        alike = [any(row[: k + 1] == other[: k + 1] for other in others) for k in range(len(row))]
+        assert hashes.shared.num_ids[i] == sum(alike)
+        assert [one >= 0 for one in number[i]] == alike
+    numbered = {(number[i][k], tuple(row[: k + 1])) for i, row in enumerate(rows) for k in range(len(row))}
+    numbered = {(one, prefix) for one, prefix in numbered if one >= 0}
+    assert len(numbered) == len({one for one, _ in numbered}) == len({prefix for _, prefix in numbered})
+    assert hashes.shared is hashes.shared, "found once"
 
 
 def test_made_up_common_text_has_the_share_that_was_asked_for() -> None:

@@ -36,7 +36,10 @@ def test_the_curve_shows_gap_and_wait_by_load_and_marks_the_unstable(capacity: C
 def test_the_windows_show_each_stretch_and_mark_those_that_miss(capacity: Capacity) -> None:
     tight = replace(SLO, ttft_s=0.05)
     windows = tuple(
-        replace(w, violations=missed_latencies(w.itl_at_percentile_s, w.worst_gap_s, w.ttft_at_percentile_s, tight))
+        replace(
+            w,
+            violations=missed_latencies(w.itl_at_percentile_s, w.worst_gap_s, w.ttft_at_percentile_s, 0.0, 0.0, tight),
+        )
         for w in capacity.windows
     )
     canvas = load.latency_by_window(windows, tight)

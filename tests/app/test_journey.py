@@ -95,6 +95,10 @@ def test_from_trace_and_log_to_the_command(page: Page, address: str) -> None:
     expect(page.get_by_text("59.9 to 60.3")).to_be_visible()
 
     go(page, "Plan")
+    seats = page.get_by_label("max_num_seqs", exact=True)
+    seats.fill("200")
+    seats.press("Enter")
+    expect(page.locator(".st-key-strip").get_by_text("200 seqs")).to_be_visible()
     target = page.get_by_label("Token gap (ITL) target, ms", exact=True)
     target.fill("80.5")
     target.press("Enter")
@@ -274,5 +278,9 @@ def test_five_at_once_do_not_disturb_each_other(browser: Browser, address: str) 
         assert f"{300 + k} requests" in strip
         text = page.locator("body").inner_text()
         assert not any(f"own{other}.csv" in text for other in range(5) if other != k)
+        page.reload()
+    for k, page in enumerate(pages):
+        expect(page.get_by_text(f"against {61 + k} ms").first).to_be_visible()
+        expect(page.locator(".st-key-strip").get_by_text(f"own{k}.csv")).to_be_visible()
     for context in contexts:
         context.close()

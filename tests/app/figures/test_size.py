@@ -18,7 +18,7 @@ from planner.inside.lesson import toy_config
 from planner.inside.phases import Life, Phase, PhaseKind
 from planner.inside.timeline import timeline
 from planner.measured import Comparison
-from planner.metrics import distribution, itl, ttft_s
+from planner.metrics import distribution, itl, spread, ttft_s
 from planner.replay import replay
 from planner.search import Recommendation
 from planner.slo import Slo
@@ -72,7 +72,9 @@ def drawn(plan: Recommendation, fit: StepTimeFit, trace: RequestTrace) -> dict[s
         "life": inside.life(Life(0, phases, True, 1.0, 0, 0, ())),
         "gap_tail": distributions.gap_tail(settings, SLO),
         "ttft_tail": distributions.ttft_tail(settings, SLO),
-        "predicted_and_measured": distributions.predicted_and_measured(Comparison("ttft", waits, waits)),
+        "predicted_and_measured": distributions.predicted_and_measured(
+            Comparison("ttft", waits, waits, (spread(waits),))
+        ),
         "predicted_against_measured": calibration.predicted_against_measured(many),
         "step_time_by_prefill": calibration.step_time_by_prefill(many),
         "residuals": calibration.residuals(many, Against.PREFILL),

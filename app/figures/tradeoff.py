@@ -31,7 +31,9 @@ def gap_against_ttft(plan: Recommendation) -> go.Figure:
     points = _points(plan)
     if not points:
         return theme.empty(question, "No setting gave a token gap and a first token to draw.")
-    canvas = theme.figure(question, first_token.title, gap.title, "simulated, one point per result")
+    num_stopped = sum(not candidate.is_complete for candidate in plan.candidates)
+    left_out = f"; {num_stopped:,} settings whose replay was stopped early are not drawn" if num_stopped else ""
+    canvas = theme.figure(question, first_token.title, gap.title, f"simulated, one point per result{left_out}")
     for name, meets, look in (("misses a target", False, theme.MISSES), ("meets every target", True, theme.MEETS)):
         these = [p for p in points if p.meets == meets]
         canvas.add_scatter(
@@ -67,11 +69,11 @@ def axes_of(plan: Recommendation) -> tuple[Quantity, Quantity]:
 
 
 def _points(plan: Recommendation) -> list[_Point]:
-    """Candidates by result; those without a number left out."""
+    """Candidates by result; those without a number, or with that of a part of the trace only, left out."""
     by_result: dict[tuple[float, float, bool], _Point] = {}
     for candidate in plan.candidates:
         ttft_s, itl_s = candidate.summary.ttft_at_percentile_s, candidate.summary.itl_at_percentile_s
-        if not (ttft_s > 0 and itl_s > 0):
+        if not (candidate.is_complete and ttft_s > 0 and itl_s > 0):
             continue
         key = (ttft_s, itl_s, candidate.meets)
         if key in by_result:

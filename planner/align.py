@@ -15,7 +15,7 @@ import numpy.typing as npt
 from planner import kernel
 from planner.engine_config import EngineConfig, check_flags
 from planner.errors import BadFlags, BadPlan
-from planner.stepper import Engine, Saved, Work
+from planner.stepper import Clock, Engine, Saved, Work
 from traces.requests import RequestTrace
 from traces.steps import StepLog
 
@@ -121,11 +121,11 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
     token is scheduled; one that was preempted later counts as decoding while it is computed again.
     """
     check_flags(engine_config)
-    if engine_config.scheduling_policy != "fcfs" or engine_config.speculative_method is not None:
+    if engine_config.speculative_method is not None:
         raise BadFlags(
             "flags",
-            "the log cannot be aligned under the priority policy or speculative decoding: its lines do not say who "
-            "waited, or how many drafts were accepted. Calibrate without the trace.",
+            "the log cannot be aligned under speculative decoding: its lines do not say how many drafts were accepted. "
+            "Calibrate without the trace.",
         )
     walk = _Walk(log, trace, engine_config)
     line, row = 0, 0
@@ -212,6 +212,19 @@ def aligned_log(log: StepLog, alignment: Alignment) -> StepLog:
     )
 
 
+def clocks(log: StepLog, is_async: bool) -> list[Clock]:
+    """When each step was scheduled, by the log's stamps if they have fractions of a second, else by its step times.
+
+    A line is written when its step ends; the next step is scheduled then, or the next but one when asynchronous.
+    """
+    stamp_s = log.stamp_s
+    ended_s = np.cumsum(log.step_s) if stamp_s is None or (stamp_s % 1 == 0).all() else stamp_s
+    start_s = ended_s - log.step_s
+    depth = 2 if is_async else 1
+    scheduled_s = np.concatenate([start_s[:depth], ended_s[:-depth]])[: len(log)]
+    return [Clock(*row) for row in np.stack([scheduled_s, start_s], axis=1).tolist()]
+
+
 class _Walk:
     """The state of one alignment."""
 
@@ -219,6 +232,7 @@ class _Walk:
         tokens = log.num_decode_reqs if log.num_decode_tokens is None else log.num_decode_tokens
         columns = (log.num_prefill_reqs, log.prefill_tokens, log.num_decode_reqs, tokens)
         self.lines = [Work(*row) for row in np.column_stack(columns).tolist()]
+        self.clocks = clocks(log, engine_config.async_scheduling)
         self.source_row = log.source_row
         self.engine = Engine(trace, engine_config)
         self.is_explained = np.zeros(len(log), np.bool_)
@@ -254,7 +268,7 @@ class _Walk:
         admissions: deque[_Admission] = deque(maxlen=max(1, min(MAX_RECONSIDERED, MAX_BYTES // engine.num_bytes)))
         num_lost = 0
         while line < len(self.lines) and num_lost < LOST_LINES:
-            simulated = engine.take(self.lines[line])
+            simulated = self._take(line)
             if simulated is None:
                 break
             if simulated != self.lines[line] and num_lost == 0 and self._reconsider(admissions, line):
@@ -270,6 +284,10 @@ class _Walk:
         self.num_let_in = engine.num_let_in
         return line
 
+    def _take(self, line: int) -> Work | None:
+        """Let the engine take the step of a line."""
+        return self.engine.take(self.lines[line], self.clocks[line])
+
     def _reconsider(self, admissions: "deque[_Admission]", line: int) -> bool:
         """Whether this line is explained once newcomers of an earlier one came in another order; if so, they did."""
         engine = self.engine
@@ -278,7 +296,7 @@ class _Walk:
             for chosen in past.others:
                 work = engine.let_in_again(past.before, chosen)
                 if work == self.lines[past.line] and all(
-                    engine.take(self.lines[later]) == self.lines[later] for later in range(past.line + 1, line + 1)
+                    self._take(later) == self.lines[later] for later in range(past.line + 1, line + 1)
                 ):
                     self._walk_again(admissions, past, chosen, line)
                     return True
@@ -297,7 +315,7 @@ class _Walk:
         for later in range(past.line + 1, line + 1):
             if engine.admission is not None:
                 admissions.append(_Admission(later - 1, *engine.admission))
-            self._record(later, engine.take(self.lines[later]))
+            self._record(later, self._take(later))
 
     def _record(self, line: int, simulated: Work | None) -> None:
         """Keep what the engine did in a line."""
@@ -314,7 +332,7 @@ class _Walk:
         self.engine.reset(row)
         num = 0
         while num < SURE_LINES and line + num < len(self.lines):
-            if self.engine.take(self.lines[line + num]) != self.lines[line + num]:
+            if self._take(line + num) != self.lines[line + num]:
                 break
             num += 1
         return num

@@ -131,13 +131,18 @@ def find_capacity(
     on_point: Callable[[LoadPoint], None] | None = None,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Capacity:
-    """Everything that is asked about load; see the functions of its parts."""
+    """Everything that is asked about load; see the functions of its parts.
+
+    `on_point` is called with each replay of the whole trace or of a replica's part, under the load that it bears.
+    """
     asked = (trace, engine_config, step_time, slo)
     with somewhere(executor) as where:
         return Capacity(
             headroom=find_headroom(*asked, on_point=on_point, cancel=cancel),
-            replicas=find_replicas(*asked, growth=growth, routing=routing, executor=where, cancel=cancel),
-            curve=latency_curve(*asked, loads=loads, executor=where, cancel=cancel),
+            replicas=find_replicas(
+                *asked, growth=growth, routing=routing, executor=where, on_point=on_point, cancel=cancel
+            ),
+            curve=latency_curve(*asked, loads=loads, executor=where, on_point=on_point, cancel=cancel),
             windows=by_window(*asked, width_s=width_s, cancel=cancel),
         )
 
@@ -191,6 +196,7 @@ def find_replicas(
     growth: float = 1.0,
     routing: Routing = Routing.ROUND_ROBIN,
     executor: Executor | None = None,
+    on_point: Callable[[LoadPoint], None] | None = None,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Replicas:
     """The smallest number of replicas under which every replica meets every target at `growth` times the rate.
@@ -206,6 +212,9 @@ def find_replicas(
             dealt = deal(scaled, num_replicas, routing, engine_config, step_time, where, cancel)
             futures = [where.submit(evaluate, p, engine_config, step_time, slo, cancel) for p in dealt.parts if len(p)]
             by_count[num_replicas] = tuple(future.result() for future in futures)
+            if on_point is not None:
+                for candidate in by_count[num_replicas]:
+                    on_point(_point(trace, growth / num_replicas, candidate))
             excess[num_replicas] = dealt.excess
         return all(candidate.meets for candidate in by_count[num_replicas])
 
@@ -232,6 +241,7 @@ def latency_curve(
     *,
     loads: tuple[float, ...] = LOADS,
     executor: Executor | None = None,
+    on_point: Callable[[LoadPoint], None] | None = None,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Curve:
     """Latencies at multiples of the trace's rate, and the knee: beyond it, waiting grows faster than load.
@@ -246,10 +256,14 @@ def latency_curve(
             where.submit(evaluate, scale_load(trace, load), engine_config, step_time, slo, cancel)
             for load in sorted(loads)
         ]
-        points = tuple(_point(trace, load, f.result()) for load, f in zip(sorted(loads), futures, strict=True))
+        points = []
+        for load, future in zip(sorted(loads), futures, strict=True):
+            points.append(_point(trace, load, future.result()))
+            if on_point is not None:
+                on_point(points[-1])
     stable = [p for p in points if not p.candidate.summary.is_unstable and p.candidate.summary.ttft_at_percentile_s > 0]
     knee = max(stable, key=lambda p: p.load / p.candidate.summary.ttft_at_percentile_s, default=None)
-    return Curve(points, knee)
+    return Curve(tuple(points), knee)
 
 
 def by_window(

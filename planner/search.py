@@ -169,8 +169,8 @@ def recommend(
     """Find the flags that meet `slo` on `trace` and are best by `objective`.
 
     A replay is stopped once a target is missed for good, since such a setting cannot win. To their end go today's
-    flags, vLLM's default, what is one notch away from the choice, and everything where nothing meets the targets or the
-    choice is for people: whatever a sentence compares.
+    flags, vLLM's default, what is one notch away from the choice, all its budgets, and everything where nothing meets the
+    targets or the choice is for people: whatever is compared.
 
     The best is judged again under draws of the coefficients and of the traffic. Where it does not hold in all of them,
     so are the `NUM_RUNNERS_UP` that stay farthest from the limits among those that come within `GIVES_UP` of it by the
@@ -231,8 +231,7 @@ def recommend(
         eligible = front if objective is Objective.PARETO else fitting
         ranked = sorted(eligible, key=lambda c: _rank(c, objective, today))
         best, finalists = replays.choose(model, ranked, objective)
-        compared = replays.known if best is None else [usual, *(c for _, c in one_notch(tried, best.engine_config))]
-        replays.complete([c for c in compared if c in replays.known])
+        replays.complete(replays.known if best is None else [usual, *_beside(tried, best.engine_config)])
         candidates = in_order(replays.known.values())
         closest = best or min((c for c in candidates if c.violations), key=_distance)
     share = None
@@ -452,6 +451,12 @@ def one_notch(space: SearchSpace, config: EngineConfig) -> list[tuple[str, Engin
     return found
 
 
+def _beside(space: SearchSpace, config: EngineConfig) -> list[EngineConfig]:
+    """What a setting is compared with: one notch on each flag, and every other budget."""
+    budgets = [replace(config, max_num_batched_tokens=budget) for budget in space.max_num_batched_tokens]
+    return [*(one for _, one in one_notch(space, config)), *budgets]
+
+
 def _most_efficient(space: SearchSpace) -> SearchSpace:
     """The largest budgets and seats, no threshold: what loses least to fixed costs."""
     return SearchSpace(space.max_num_batched_tokens[-2:], space.max_num_seqs[-1:], (0,))
@@ -529,7 +534,7 @@ class _Replays:
 
     def complete(self, configs: Iterable[EngineConfig]) -> None:
         """Replay to the end what was stopped early."""
-        stopped = [c for c in configs if not self.known[c].is_complete]
+        stopped = [c for c in dict.fromkeys(configs) if c in self.known and not self.known[c].is_complete]
         for config in stopped:
             del self.known[config]
         self.stops_early = False

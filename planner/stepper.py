@@ -1,5 +1,6 @@
 """The compiled scheduler, taken from one logged step to the next; newcomers are chosen so that the line fits."""
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import Any, NamedTuple
@@ -30,6 +31,12 @@ MAX_PERMUTED = 3
 """Of so many newcomers in one step all orders are tried; of more, none: they came after a stall, in order."""
 
 
+MAX_WAITING = 1000
+"""So many newcomers may wait where that matters."""
+CLOCK_S = 1e-6
+"""Arrival and log are stamped by clocks that round."""
+
+
 class Work(NamedTuple):
     """What a line of the log says of a step."""
 
@@ -37,6 +44,15 @@ class Work(NamedTuple):
     prefill_tokens: int
     num_decode_reqs: int
     num_decode_tokens: int
+
+
+class Clock(NamedTuple):
+    """When a step was scheduled, seconds on the log's clock."""
+
+    scheduled_s: float
+    """If the engine was busy."""
+    start_s: float
+    """If it was idle."""
 
 
 class Engine:
@@ -52,6 +68,7 @@ class Engine:
         self.arrival_s = trace.arrival_s
         self.limits = limits_of(trace, engine_config, engine_config.enable_prefix_caching)
         self.accept = acceptance_pattern(engine_config)
+        self.minds_waiting = self.limits.by_priority or self.limits.long_prefill_token_threshold > 0
         self.step_time = typed(StepTime(0, 0, 0))
         self.fresh = request_rows(trace, index)
         self.blocks, self.prefixes, self.table = kernel_blocks(self.fresh, *shared_prefixes(trace, index), self.limits)
@@ -81,6 +98,7 @@ class Engine:
         if self.limits.tracks_blocks:
             kernel.lay_out_blocks(self.state[0], self.blocks, self.table)
         self.oldest = self.num_flights = 0
+        self.offset_s = 0.0
         self.fell_idle = True
         self.admission: tuple[Saved, list[Sequence[int]]] | None = None
 
@@ -92,36 +110,38 @@ class Engine:
     def rows_like(self, work: Work, first_row: int) -> Iterator[int]:
         """Requests, from `first_row` on, with which an idle engine could have begun this step."""
         limits = self.limits
-        caps = (limits.max_num_scheduled_tokens, limits.max_num_batched_tokens, limits.long_prefill_token_threshold)
+        budget = limits.max_num_batched_tokens - limits.num_extra_inputs
+        caps = (min(budget, limits.max_num_scheduled_tokens), limits.long_prefill_token_threshold)
+        is_cut = work.prefill_tokens in caps or (limits.is_threshold_adaptive and work.prefill_tokens >= caps[1])
         for row in range(first_row, len(self.fresh)):
-            prompt = int(self.fresh["prompt_tokens"][row])
-            cached = prompt - work.prefill_tokens
-            is_whole = cached == 0 or (self.limits.caches_prefixes and cached % self.limits.block_size == 0)
-            if work.num_prefill_reqs > 1 or (is_whole and cached >= 0) or (cached > 0 and work.prefill_tokens in caps):
+            cached = int(self.fresh["prompt_tokens"][row]) - work.prefill_tokens
+            is_whole = cached == 0 or (limits.caches_prefixes and cached % limits.block_size == 0)
+            if work.num_prefill_reqs > 1 or (is_whole and cached >= 0) or (cached > 0 and is_cut):
                 yield row
 
-    def take(self, line: Work) -> Work | None:
+    def take(self, line: Work, clock: Clock) -> Work | None:
         """Take the step that explains a line best; None when no request is left to do anything.
 
         The engine first delivers what it must and schedules without newcomers; then with as many as the line demands
-        in the order they were sent; then with others that were sent at nearly the same time.
+        in the order they were sent; then with others that were sent at nearly the same time. Where those who wait
+        matter as well, it first lets in whoever has arrived by the clock.
         """
         self.admission = None
-        saved, work = self._without_newcomers(line.num_prefill_reqs)
+        saved, work = self._without_newcomers(line)
         self.fell_idle = work is None
-        if work == line or saved is None:
+        if saved is None or self.num_let_in == len(self.fresh) or (work == line and not self._may_mistake()):
             return work
+        if work is None:
+            self.offset_s = self.arrival_s[self.order[self.num_let_in]] - clock.start_s
         num_new = line.num_prefill_reqs - (work.num_prefill_reqs if work is not None else 0)
-        num_new = min(num_new, len(self.fresh) - self.num_let_in)
-        if num_new <= 0:
-            return work
-        self.restore(saved)
-        choices = self._choices(num_new)
+        choices = self._choices(num_new, line.num_prefill_reqs, clock.start_s if work is None else clock.scheduled_s)
         for at, chosen in enumerate(choices):
             if self.let_in_again(saved, chosen) == line:
                 self.admission = (saved, choices[at + 1 :])
                 return line
-        return self.let_in_again(saved, choices[0])
+        if choices:
+            return self.let_in_again(saved, choices[0])
+        return work
 
     def let_in_again(self, saved: "Saved", chosen: Sequence[int]) -> Work:
         """Schedule from a saved state with these newcomers."""
@@ -129,7 +149,7 @@ class Engine:
         self._let_in(chosen)
         return self._schedule()
 
-    def _without_newcomers(self, most_new: int) -> tuple["Saved | None", Work | None]:
+    def _without_newcomers(self, line: Work) -> tuple["Saved | None", Work | None]:
         """Deliver and schedule until a batch comes out, None when the engine is idle; and the state before that.
 
         The state is kept only where newcomers may be needed.
@@ -140,7 +160,7 @@ class Engine:
                 self._deliver()
             while self.num_flights > 0 and not self._has_requests():
                 self._deliver()
-            if most_new > 0:
+            if self._may_need_newcomers(line):
                 saved = self.save()
             if not self._has_requests():
                 return saved, None
@@ -152,6 +172,21 @@ class Engine:
             has_work = self.state["num_running"][0] + self.state["num_queued"][0] > 0
             if has_work and not is_busy and flight["num_preempted"] == 0:
                 return saved, None
+
+    def _may_need_newcomers(self, line: Work) -> bool:
+        """Whether it can make a difference to a line who has come since the last one."""
+        limits = self.limits
+        return (
+            line.num_prefill_reqs > 0
+            or (limits.long_prefill_token_threshold > 0 and line.num_decode_tokens > line.num_decode_reqs)
+            or (limits.by_priority and int(self.state["num_queued"][0]) > 0)
+        )
+
+    def _may_mistake(self) -> bool:
+        """Whether the step just scheduled admits somebody in whose place a newcomer could have been."""
+        entries = self.entries[(self.oldest + self.num_flights - 1) % 2]
+        num_entries = self.flights[(self.oldest + self.num_flights - 1) % 2]["num_entries"]
+        return self.limits.by_priority and bool(entries["is_admission"][:num_entries].any())
 
     def _has_requests(self) -> bool:
         """Whether the engine calls schedule() at all."""
@@ -185,42 +220,74 @@ class Engine:
         self.oldest = (self.oldest + 1) % 2
         self.num_flights -= 1
 
-    def _choices(self, num_new: int) -> list[Sequence[int]]:
-        """Which requests may come in next, in what order: as they were sent first, then some before others."""
-        first = self.num_let_in
+    def _choices(self, num_new: int, num_context: int, now_s: float) -> list[Sequence[int]]:
+        """Which requests may have come since the last step, in what order; the likeliest first.
+
+        As they were sent, as many as the line demands, or as the clock says where those who wait matter as well. Then
+        some that were sent at nearly the same time before others.
+        """
+        first, last = self.num_let_in, len(self.fresh)
+        counts = [min(num_new, last - first)] if num_new > 0 else []
+        if self.minds_waiting:
+            sent_s = self.arrival_s[self.order[first : first + MAX_WAITING]]
+            arrived = int(np.searchsorted(sent_s, now_s + self.offset_s + CLOCK_S, side="right"))
+            counts = self._urgent(num_context + 1) if self.limits.by_priority else list(range(len(sent_s) + 1))
+            counts = [arrived, *sorted(set(counts) - {arrived}, key=lambda count: abs(count - arrived))]
+        choices: list[Sequence[int]] = [range(first, first + count) for count in counts]
+        if not 0 < num_new <= MAX_PERMUTED:
+            return choices
         sent_s = self.arrival_s[self.order[first : first + num_new + WINDOW]]
         places = range(first, first + len(sent_s))
-        if num_new > MAX_PERMUTED:
-            return [places[:num_new]]
-        choices: list[Sequence[int]] = []
-        for chosen in permutations(places, num_new):
+        for chosen in permutations(places, min(num_new, len(places))):
             waiting = set(places)
             late_s = 0.0
             for place in chosen:
                 late_s = max(late_s, sent_s[place - first] - sent_s[min(waiting) - first])
                 waiting.remove(place)
-            if late_s <= OVERTAKING_S:
+            if late_s <= OVERTAKING_S and chosen != tuple(choices[0]):
                 choices.append(chosen)
         return choices
 
+    def _urgent(self, num_heads: int) -> list[int]:
+        """How many may have come by priority: none, and up to each that is among the first so many that wait."""
+        first = self.num_let_in
+        waiting = self.requests["priority"][self.queue[: self.state["num_queued"][0]]]
+        heads = sorted(waiting.tolist())[:num_heads]
+        counts = [0]
+        for count, priority in enumerate(self.requests["priority"][first : first + MAX_WAITING].tolist(), 1):
+            if len(heads) < num_heads or priority < heads[-1]:
+                insort(heads, priority)
+                del heads[num_heads:]
+                counts.append(count)
+        return counts
+
     def _let_in(self, places: Sequence[int]) -> None:
         """Let the requests at these places arrive, in this order; those they overtake keep theirs."""
+        if not places:
+            return
         first, until = self.num_let_in, max(places) + 1
         order = [*places, *(place for place in range(first, until) if place not in places)]
         self.requests[first:until] = self.requests[order]
         self.order[first:until] = self.order[order]
         self.state["next_arrival"] += len(places)
+        if self.limits.by_priority:
+            self.state["next_new"] += len(places)
+            for row in range(first, first + len(places)):
+                kernel.push(row, self.state[0], self.requests, self.queue, self.limits)
         self.used = slice(self.used.start, max(self.used.stop, until))
 
     def save(self, first: int | None = None) -> "Saved":
         """What `restore` needs; requests that are through cannot change, unless an earlier state is taken up."""
         state = self.state[0]
-        rows = [*self.running[: state["num_running"]], *self.queue[: state["num_queued"]], state["next_new"]]
+        running = self.running[: state["num_running"]]
+        rows = [*running, *self.queue[: state["num_queued"]], state["next_new"]]
         first = int(min(rows)) if first is None else first
-        whole = tuple(values.copy() for values in self._whole)
+        # Of the table only what is held counts, and in what order the rows that were ever used come next.
+        num_slots, width = int(state["peak_running"]), int(self.requests["num_blocks"][running].max(initial=1))
         return Saved(
-            first, self.requests[first:].copy(), self.order[first:].copy(), whole, self.oldest, self.num_flights
-        )
+            first, self.requests[first:].copy(), self.order[first:].copy(), tuple(x.copy() for x in self._whole),
+            self.table[:num_slots, :width].copy(), self.oldest, self.num_flights, self.offset_s,
+        )  # fmt: skip
 
     def restore(self, saved: "Saved") -> None:
         """Go back to a saved state."""
@@ -228,19 +295,22 @@ class Engine:
         self.order[saved.first :] = saved.order
         for values, before in zip(self._whole, saved.whole, strict=True):
             values[:] = before
-        self.oldest, self.num_flights = saved.oldest, saved.num_flights
+        if self.limits.tracks_blocks:
+            num_slots, width = saved.table.shape
+            self.table[num_slots:-1, 0] = np.arange(num_slots + 1, len(self.table))
+            self.table[:num_slots, :width] = saved.table
+        self.oldest, self.num_flights, self.offset_s = saved.oldest, saved.num_flights, saved.offset_s
 
     @property
     def num_bytes(self) -> int:
         """Size of a saved state, at most."""
-        return self.requests.nbytes + self.order.nbytes + sum(values.nbytes for values in self._whole)
+        arrays = (self.requests, self.order, self.table, *self._whole)
+        return sum(values.nbytes for values in arrays)
 
     @property
     def _whole(self) -> tuple[npt.NDArray[Any], ...]:
         """The arrays that are saved as they are."""
-        return (
-            self.state, self.running, self.queue, self.blocks, self.table, self.flights, self.entries,
-        )  # fmt: skip
+        return (self.state, self.running, self.queue, self.blocks, self.flights, self.entries)
 
 
 class Saved(NamedTuple):
@@ -251,5 +321,7 @@ class Saved(NamedTuple):
     requests: npt.NDArray[Any]
     order: npt.NDArray[np.int64]
     whole: tuple[npt.NDArray[Any], ...]
+    table: npt.NDArray[np.int64]
     oldest: int
     num_flights: int
+    offset_s: float

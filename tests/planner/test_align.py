@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from naive import Engine
+from logged import served
 from shared import measured_runs
 
 from planner.align import Alignment, align, aligned_log
@@ -17,6 +17,15 @@ from traces.read import read_steps, read_trace
 from traces.requests import PrefixHashes, RequestTrace
 from traces.steps import StepLog
 
+COLUMNS = (
+    "step_s",
+    "num_prefill_reqs",
+    "prefill_tokens",
+    "num_decode_reqs",
+    "num_decode_tokens",
+    "kv_usage",
+    "stamp_s",
+)
 STEP_TIME = StepTime(8_000_000, 60_000, 20_000)
 PLAIN = EngineConfig(max_num_batched_tokens=512, max_num_seqs=16, enable_prefix_caching=False, async_scheduling=False)
 TIGHT = replace(PLAIN, num_gpu_blocks=130, scheduler_reserve_full_isl=False)
@@ -67,50 +76,18 @@ def log_of(trace: RequestTrace, config: EngineConfig) -> StepLog:
     ]
     names = {"num_blocks": config.num_gpu_blocks, "policy": "fcfs", "spec": None, "max_model_len": 10**6}
     flags = {name: getattr(config, name) for name in EngineConfig.__slots__} | names
-    run = Engine(requests, flags, lambda n, p, *_: 8_000_000 + 60_000 * n + 20_000 * p).run()
-    lines = lines_of(run["steps"], trace.prompt_tokens.tolist())
-    columns = np.array(lines, np.int64).T
-    return StepLog(
-        step_s=np.array([(step["end_ns"] - step["start_ns"]) / 1e9 for step in run["steps"] if step["batch"]]),
-        num_prefill_reqs=columns[0],
-        prefill_tokens=columns[1],
-        num_decode_reqs=columns[2],
-        num_decode_tokens=columns[3],
-        source_row=np.arange(len(lines)),
-    )
-
-
-def lines_of(steps: list[dict], prompt_tokens: list[int]) -> list[list[int]]:
-    """The four numbers of every iteration line."""
-    computed = [0] * len(prompt_tokens)
-    has_output = [False] * len(prompt_tokens)
-    lines = []
-    for step in steps:
-        for index in step["preempted"]:
-            computed[index] = 0
-        for index, hit, _ in step["admitted"]:
-            computed[index] = hit
-        line = [0, 0, 0, 0]
-        for index, tokens in step["batch"]:
-            line[2 * has_output[index]] += 1
-            line[2 * has_output[index] + 1] += tokens
-            computed[index] += tokens
-            has_output[index] |= computed[index] >= prompt_tokens[index]
-        if step["batch"]:
-            lines.append(line)
-    return lines
+    return served(requests, flags, lambda n, p, *_: 8_000_000 + 60_000 * n + 20_000 * p).log
 
 
 def rows(log: StepLog, which: slice) -> StepLog:
     """Some steps of a log."""
-    names = ("step_s", "num_prefill_reqs", "prefill_tokens", "num_decode_reqs", "num_decode_tokens", "source_row")
+    names = (*COLUMNS, "source_row")
     return replace(log, **{name: getattr(log, name)[which] for name in names})
 
 
 def behind(first: StepLog, then: StepLog) -> StepLog:
     """One log after the other."""
-    names = ("step_s", "num_prefill_reqs", "prefill_tokens", "num_decode_reqs", "num_decode_tokens")
-    joined = {name: np.concatenate([getattr(first, name), getattr(then, name)]) for name in names}
+    joined = {name: np.concatenate([getattr(first, name), getattr(then, name)]) for name in COLUMNS}
     return replace(then, **joined, source_row=np.arange(len(first) + len(then)))
 
 
@@ -261,7 +238,7 @@ def test_the_aligned_log_has_what_the_lines_do_not_tell():
     np.testing.assert_array_equal(aligned.num_decode_reqs > 0, aligned.kv_decode_tokens > 0)
 
 
-@pytest.mark.parametrize("flags", [{"scheduling_policy": "priority"}, {"speculative_method": "ngram_gpu"}])
+@pytest.mark.parametrize("flags", [{"speculative_method": "ngram_gpu"}])
 def test_what_the_lines_cannot_tell_is_refused(flags):
     config = replace(PLAIN, **flags, num_speculative_tokens=2)
     with pytest.raises(BadFlags, match="cannot be aligned"):

@@ -168,9 +168,9 @@ def recommend(
 ) -> Recommendation:
     """Find the flags that meet `slo` on `trace` and are best by `objective`.
 
-    A replay is stopped once a target is missed for good, since such a setting cannot win. To their end go today's
-    flags, vLLM's default, what is one notch away from the choice, all its budgets, and everything where nothing meets the
-    targets or the choice is for people: whatever is compared.
+    A replay is stopped once a target is missed for good, since such a setting cannot win. Whatever is compared goes to
+    its end: today's flags, vLLM's default, what is one notch away from the choice, all its budgets; and everything
+    where nothing meets the targets, where the load is hopeless, or where the choice is for people.
 
     The best is judged again under draws of the coefficients and of the traffic. Where it does not hold in all of them,
     so are the `NUM_RUNNERS_UP` that stay farthest from the limits among those that come within `GIVES_UP` of it by the

@@ -11,7 +11,7 @@ from traces_by_hand import trace_of
 
 from planner import kernel
 from planner.engine_config import EngineConfig
-from planner.replay import NO_NOISE, WHOLE_REPLAY, kernel_blocks, replay
+from planner.replay import NO_CAPS, NO_NOISE, WHOLE_REPLAY, kernel_blocks, replay
 from planner.step_time import StepTime
 
 COMPARED = ("outcome", "end_ns", "steps", "token_step", "preemptions", "unfinished")
@@ -214,6 +214,7 @@ def test_cancel_stops_the_replay():
         StepTime(1, 1, 1),
         NO_NOISE,
         np.zeros((0, 2), np.int64),
+        NO_CAPS,
         True,
         100,
         np.ones(1, np.uint8),

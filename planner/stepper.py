@@ -1,7 +1,8 @@
 """The compiled scheduler, taken from one logged step to the next; newcomers are chosen so that the line fits."""
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -59,11 +60,14 @@ class Engine:
     """The compiled scheduler, taken from one logged step to the next.
 
     Rows of `requests` that were not let in yet may change places (`order` says which request of the trace stands
-    where): the kernel takes them from the front. Requests that vLLM refuses are not among them.
+    where): the kernel takes them from the front. Requests that vLLM refuses are not among them. Those of which it is
+    known in what order they were admitted stand in that order from the beginning.
     """
 
-    def __init__(self, trace: RequestTrace, engine_config: EngineConfig) -> None:
+    def __init__(self, trace: RequestTrace, engine_config: EngineConfig, admitted: Sequence[int] = ()) -> None:
+        self.trace, self.engine_config = trace, engine_config
         index = np.flatnonzero(~requests_that_never_run(trace, engine_config))
+        index[np.isin(index, admitted)] = admitted
         self.index = index
         self.arrival_s = trace.arrival_s
         self.limits = limits_of(engine_config, engine_config.enable_prefix_caching)
@@ -100,12 +104,17 @@ class Engine:
         self.oldest = self.num_flights = 0
         self.offset_s = 0.0
         self.fell_idle = True
-        self.admission: tuple[Saved, list[Sequence[int]]] | None = None
+        self.others: list[Callable[[], Work | None]] = []
 
     @property
     def num_let_in(self) -> int:
         """Requests that are past the door."""
         return int(self.state["next_arrival"][0])
+
+    @property
+    def num_unsure_tokens(self) -> int:
+        """By how many tokens the context of the requests in the last step may be off, at most; summed."""
+        return 0
 
     def rows_like(self, work: Work, first_row: int) -> Iterator[int]:
         """Requests, from `first_row` on, with which an idle engine could have begun this step."""
@@ -126,7 +135,7 @@ class Engine:
         in the order they were sent; then with others that were sent at nearly the same time. Where those who wait
         matter as well, it first lets in whoever has arrived by the clock.
         """
-        self.admission = None
+        self.others = []
         saved, work = self._without_newcomers(line)
         self.fell_idle = work is None
         if saved is None or self.num_let_in == len(self.fresh) or (work == line and not self._may_mistake()):
@@ -136,14 +145,14 @@ class Engine:
         num_new = line.num_prefill_reqs - (work.num_prefill_reqs if work is not None else 0)
         choices = self._choices(num_new, line.num_prefill_reqs, clock.start_s if work is None else clock.scheduled_s)
         for at, chosen in enumerate(choices):
-            if self.let_in_again(saved, chosen) == line:
-                self.admission = (saved, choices[at + 1 :])
+            if self._let_in_again(saved, chosen) == line:
+                self.others = [partial(self._let_in_again, saved, other) for other in choices[at + 1 :]]
                 return line
         if choices:
-            return self.let_in_again(saved, choices[0])
+            return self._let_in_again(saved, choices[0])
         return work
 
-    def let_in_again(self, saved: "Saved", chosen: Sequence[int]) -> Work:
+    def _let_in_again(self, saved: "Saved", chosen: Sequence[int]) -> Work:
         """Schedule from a saved state with these newcomers."""
         self.restore(saved)
         self._let_in(chosen)

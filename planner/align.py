@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner import kernel
+from planner.acting import FLAGS, FlagUse, flag_uses, flags_acting
 from planner.drafts import DraftingEngine
 from planner.engine_config import EngineConfig, check_flags
 from planner.errors import BadPlan
@@ -70,6 +71,8 @@ class Alignment:
     """Requests of the trace, r or more."""
     num_unsure_tokens: npt.NDArray[np.int64]
     """(k,) by how much the context of a step's requests may be off, tokens, summed; 0 without speculative decoding."""
+    flag_uses: tuple[FlagUse, ...]
+    """How often each flag acted in the explained steps."""
     differences: tuple[Difference, ...]
     """The first lines that are not explained."""
 
@@ -151,6 +154,7 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
         admitted=np.array(walk.admitted, np.int64),
         num_requests=len(trace),
         num_unsure_tokens=walk.num_unsure_tokens,
+        flag_uses=flag_uses(engine_config, walk.acting[walk.is_explained], walk.steps[walk.is_explained]),
         differences=tuple(walk.differences[:NUM_DIFFERENCES]),
     )
 
@@ -268,6 +272,7 @@ class _Walk:
         self.follows = np.zeros(len(log), np.bool_)
         self.steps = np.zeros(len(log), kernel.STEP)
         self.num_unsure_tokens = np.zeros(len(log), np.int64)
+        self.acting = np.zeros((len(log), len(FLAGS)), np.bool_)
         self.admitted: list[int] = []
         self.differences: list[Difference] = []
         self.covered: list[int] = []
@@ -355,6 +360,7 @@ class _Walk:
         self.follows[line] = not self.engine.fell_idle
         self.steps[line] = self.engine.step[0]
         self.num_unsure_tokens[line] = self.engine.num_unsure_tokens
+        self.acting[line] = flags_acting(self.engine, self.engine.now_s(self.clocks[line], self.engine.fell_idle))
         if simulated is not None and simulated != self.lines[line]:
             self.differences.append(Difference(int(self.source_row[line]), self.lines[line], simulated))
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from planner import experiments
+from planner.acting import flags_sentence
 from planner.align import Alignment, align_whole, alignment_sentence, difference_sentence
 from planner.calibrate import fit_step_time
 from planner.candidates import Candidate
@@ -651,6 +652,7 @@ def _alignment(log: StepLog, arguments: argparse.Namespace, trace: RequestTrace)
     config = _config(arguments, flags_from_facts(log.facts))
     alignment = align_whole(log, trace, config)
     print(alignment_sentence(alignment, len(log)), file=sys.stderr)
+    print(flags_sentence(alignment.flag_uses), file=sys.stderr)
     for one in alignment.differences:
         print(f"  {difference_sentence(one)}", file=sys.stderr)
     return alignment
@@ -859,6 +861,7 @@ def _alignment_document(alignment: Alignment) -> dict[str, Any]:
     return {
         "explained": alignment.num_explained,
         "covered": alignment.num_covered,
+        "flags": [asdict(use) for use in alignment.flag_uses],
         "differences": [
             {"line": one.source_row + 1, "logged": one.logged._asdict(), "simulated": one.simulated._asdict()}
             for one in alignment.differences

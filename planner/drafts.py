@@ -101,8 +101,7 @@ class DraftingEngine(Engine):
 
         Given when they ended: by then every step brought at least one token, and no more than it had drafts for.
         """
-        at = (self.oldest + self.num_flights - 1) % 2
-        rows = self.entries[at]["request"][: self.flights[at]["num_entries"]]
+        rows = self.last_entries["request"]
         ids, outputs = self.order[rows], self.requests["num_outputs"][rows]
         least, most = self.low[ids], self.high[ids]
         if self.known is not None:

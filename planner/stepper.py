@@ -34,8 +34,8 @@ MAX_PERMUTED = 3
 
 MAX_WAITING = 1000
 """So many newcomers may wait where that matters."""
-CLOCK_S = 1e-6
-"""Arrival and log are stamped by clocks that round."""
+CLOCK_S = 1e-8
+"""Sums of seconds are rounded by less."""
 
 
 class Work(NamedTuple):
@@ -76,6 +76,7 @@ class Engine:
         self.step_time = typed(StepTime(0, 0, 0))
         self.fresh = request_rows(trace, index)
         self.blocks, self.keys, self.table = kernel_blocks(self.fresh, *prefix_ids(trace, index), self.limits)
+        self.was_cached = np.zeros(len(self.keys), np.bool_)
         self.depth = 2 if self.limits.is_async else 1
         cap = min(self.limits.max_num_seqs, len(index))
         self.running = np.zeros(cap + 1, np.int64)
@@ -101,6 +102,7 @@ class Engine:
         self.state["next_new"] = self.state["next_arrival"] = row
         if self.limits.tracks_blocks:
             kernel.lay_out_blocks(self.state[0], self.blocks, self.keys, self.table)
+            self.was_cached[:] = False
         self.oldest = self.num_flights = 0
         self.offset_s = 0.0
         self.fell_idle = True
@@ -110,6 +112,17 @@ class Engine:
     def num_let_in(self) -> int:
         """Requests that are past the door."""
         return int(self.state["next_arrival"][0])
+
+    def now_s(self, clock: Clock, was_idle: bool) -> float:
+        """When a step was scheduled, on the trace's clock."""
+        return (clock.start_s if was_idle else clock.scheduled_s) + self.offset_s + CLOCK_S
+
+    @property
+    def last_entries(self) -> npt.NDArray[Any]:
+        """(e,) `kernel.ENTRY`: the step that was scheduled last."""
+        at = (self.oldest + self.num_flights - 1) % 2
+        entries: npt.NDArray[Any] = self.entries[at][: self.flights[at]["num_entries"]]
+        return entries
 
     @property
     def num_unsure_tokens(self) -> int:
@@ -143,7 +156,7 @@ class Engine:
         if work is None:
             self.offset_s = self.arrival_s[self.order[self.num_let_in]] - clock.start_s
         num_new = line.num_prefill_reqs - (work.num_prefill_reqs if work is not None else 0)
-        choices = self._choices(num_new, line.num_prefill_reqs, clock.start_s if work is None else clock.scheduled_s)
+        choices = self._choices(num_new, line.num_prefill_reqs, self.now_s(clock, work is None))
         for at, chosen in enumerate(choices):
             if self._let_in_again(saved, chosen) == line:
                 self.others = [partial(self._let_in_again, saved, other) for other in choices[at + 1 :]]
@@ -193,9 +206,7 @@ class Engine:
 
     def _may_mistake(self) -> bool:
         """Whether the step just scheduled admits somebody in whose place a newcomer could have been."""
-        entries = self.entries[(self.oldest + self.num_flights - 1) % 2]
-        num_entries = self.flights[(self.oldest + self.num_flights - 1) % 2]["num_entries"]
-        return self.limits.by_priority and bool(entries["is_admission"][:num_entries].any())
+        return self.limits.by_priority and bool(self.last_entries["is_admission"].any())
 
     def _has_requests(self) -> bool:
         """Whether the engine calls schedule() at all."""
@@ -239,7 +250,7 @@ class Engine:
         counts = [min(num_new, last - first)] if num_new > 0 else []
         if self.minds_waiting:
             sent_s = self.arrival_s[self.order[first : first + MAX_WAITING]]
-            arrived = int(np.searchsorted(sent_s, now_s + self.offset_s + CLOCK_S, side="right"))
+            arrived = int(np.searchsorted(sent_s, now_s, side="right"))
             counts = self._urgent(num_context + 1) if self.limits.by_priority else list(range(len(sent_s) + 1))
             counts = [arrived, *sorted(set(counts) - {arrived}, key=lambda count: abs(count - arrived))]
         choices: list[Sequence[int]] = [range(first, first + count) for count in counts]
@@ -333,7 +344,7 @@ class Engine:
     @property
     def _whole(self) -> tuple[npt.NDArray[Any], ...]:
         """The arrays that are saved as they are."""
-        return (self.state, self.running, self.queue, self.blocks, self.flights, self.entries)
+        return (self.state, self.running, self.queue, self.blocks, self.flights, self.entries, self.was_cached)
 
 
 class Saved(NamedTuple):

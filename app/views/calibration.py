@@ -4,6 +4,7 @@ import streamlit as st
 
 from app import compute, frames, panels, state, widgets
 from app.figures import calibration
+from planner.acting import flags_sentence
 from planner.align import Alignment, alignment_sentence
 from planner.errors import UnfitStepLog
 from planner.step_time import StepTimeFit
@@ -96,6 +97,7 @@ if isinstance(alignment, InputError):
     st.error(f"{frames.literal(str(alignment))}\n\nThe fit below does without it.", icon=":material/error:")
 elif isinstance(alignment, Alignment):
     st.success(alignment_sentence(alignment, len(log)), icon=":material/join_inner:")
+    st.caption(flags_sentence(alignment.flag_uses))
     if alignment.differences:
         with st.expander("The first lines that are not explained"):
             st.table(frames.differences(alignment.differences), hide_index=True)

@@ -34,6 +34,8 @@ MAX_PERMUTED = 3
 
 MAX_WAITING = 1000
 """So many newcomers may wait where that matters."""
+MAX_COUNTS = 100
+"""So many other numbers of newcomers are tried where those who wait matter."""
 CLOCK_S = 1e-8
 """Sums of seconds are rounded by less."""
 
@@ -251,8 +253,11 @@ class Engine:
         if self.minds_waiting:
             sent_s = self.arrival_s[self.order[first : first + MAX_WAITING]]
             arrived = int(np.searchsorted(sent_s, now_s, side="right"))
-            counts = self._urgent(num_context + 1) if self.limits.by_priority else list(range(len(sent_s) + 1))
-            counts = [arrived, *sorted(set(counts) - {arrived}, key=lambda count: abs(count - arrived))]
+            # Under a threshold that is no floor it matters only whether there is a second request.
+            most = len(sent_s) if self.limits.is_threshold_adaptive else min(len(sent_s), max(num_new, 0) + 1)
+            counts = self._urgent(num_context + 1) if self.limits.by_priority else list(range(most + 1))
+            others = sorted(set(counts) - {arrived}, key=lambda count: abs(count - arrived))
+            counts = [arrived, *others[:MAX_COUNTS]]
         choices: list[Sequence[int]] = [range(first, first + count) for count in counts]
         if not 0 < num_new <= MAX_PERMUTED:
             return choices

@@ -23,8 +23,9 @@ browser:
 	     && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } \
 	|| echo 'No Chromium found and none could be installed: the browser tests will be skipped.'
 
+# Files of tests side by side, one process per processor, in the order of the tree: what takes longest begins first.
 test: $(STAMP) browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,26 +1,26 @@
 """The answer of a plan, drawn from the verdict down to the losers."""
 
-import time
-
 import streamlit as st
 
 from app import compute, frames, load, panels, state
-from app.compute import PlanJob, Status
 from app.figures import distributions, theme, tradeoff
+from app.figures.budget import latency_by_budget
 from app.figures.distributions import Latencies
+from app.figures.grid import gap_by_budget_and_seats
 from app.figures.labels import answer_label, percent
 from app.glossary import LATENCIES
+from app.jobs import PlanJob
+from app.widgets.flags import ask_threshold
 from planner.command import serve_command
 from planner.export import provenance
 from planner.measured import trust_sentence
 from planner.plan_file import Words
+from planner.reasons import binding_constraint, no_op_flags
 from planner.search import Recommendation
 from planner.verdict import (
-    binding_constraint,
     confidence_sentences,
     flags_in_words,
     kv_sentence,
-    no_op_flags,
     not_simulated,
     rules_in_force,
     seconds,
@@ -28,28 +28,20 @@ from planner.verdict import (
 )
 
 
-def show_progress(job: PlanJob) -> None:
-    """Say what is being tried, how far it is, and offer to stop it."""
-    waited = f"{time.monotonic() - job.started:.0f} s"
-    if job.status is Status.COMPILING:
-        st.progress(0.0, f"Compiling the scheduler, once per installation (about half a minute) … {waited}")
-    elif job.newest is None:
-        st.progress(0.0, f"Replaying today's flags … {waited}")
-    else:
-        words = f"{job.num_done:,} of {job.num_planned:,} replays · {waited} · last: {flags_in_words(job.newest)}"
-        st.progress(min(1.0, job.num_done / max(job.num_planned, 1)), words)
-    if st.button("Cancel", icon=":material/stop:"):
-        job.cancel()
-
-
-def show_answer(job: PlanJob) -> None:
-    """Everything, in the order in which a tired operator needs it."""
+def show_verdict(job: PlanJob) -> None:
+    """What a tired operator needs first: the sentence, how sure it is, and the command."""
     assert job.saved is not None
     plan = job.saved.recommendation
     show_sentence(job.saved.words)
+    _show_command(plan)
     _show_confidence(plan)
     _show_trust()
-    _show_command(plan)
+
+
+def show_evidence(job: PlanJob) -> None:
+    """What the answer stands on, from the comparison down to the losers."""
+    assert job.saved is not None
+    plan = job.saved.recommendation
     st.subheader(
         "Today, recommended, and vLLM's default" if plan.best else "Today, the closest, and vLLM's default",
         help=LATENCIES,
@@ -135,10 +127,13 @@ def _show_why(job: PlanJob, plan: Recommendation) -> None:
     else:
         lines.append("All of its steps lie in the range that the step log covers.")
     st.markdown("\n".join(f"- {line}" for line in lines))
-    st.markdown(
-        "**One notch on each flag**, the others as recommended:" if plan.best else "**One notch on each flag**:"
-    )
-    st.table(frames.one_notch(plan), border="horizontal", hide_index=True)
+    notches, curve = st.columns(2, gap="large")
+    with notches:
+        others = ", the others as recommended" if plan.best else ""
+        st.markdown(f"**One notch on each flag**{others}:")
+        st.table(frames.one_notch(plan), border="horizontal", hide_index=True)
+    with curve:
+        panels.show_figure(latency_by_budget(plan), "budget")
     with st.expander("Simulated, and not simulated"):
         rules, missing = st.columns(2)
         rules.markdown("Simulated:\n" + "\n".join(f"- {rule}" for rule in rules_in_force(plan.closest.engine_config)))
@@ -148,19 +143,32 @@ def _show_why(job: PlanJob, plan: Recommendation) -> None:
 def _show_tradeoff(plan: Recommendation) -> None:
     """Show every setting tried; a click on one leads inside it."""
     figure = tradeoff.gap_against_ttft(plan)
-    chosen = st.plotly_chart(figure, key="tradeoff", on_select="rerun", selection_mode="points")
-    panels.offer_values(figure, "tradeoff")
-    points = [point for point in chosen["selection"]["points"] if point.get("customdata")]
-    candidate = tradeoff.candidate_at(plan, points[0]["customdata"]) if points else None
-    if candidate is None:
-        st.caption("Click a point to look inside that setting.")
-    else:
-        panels.offer_look(
-            f"Inspect: {flags_in_words(candidate, plan.space.searched)}",
-            panels.PICKED,
-            candidate.engine_config,
-            "tradeoff",
-        )
+    front, grid = st.columns(2, gap="large")
+    with front:
+        chosen = st.plotly_chart(figure, key="tradeoff", on_select="rerun", selection_mode="points")
+        panels.offer_values(figure, "tradeoff")
+        points = [point for point in chosen["selection"]["points"] if point.get("customdata")]
+        candidate = tradeoff.candidate_at(plan, points[0]["customdata"]) if points else None
+        if candidate is None:
+            st.caption("Click a point to look inside that setting.")
+        else:
+            panels.offer_look(
+                f"Inspect: {flags_in_words(candidate, plan.space.searched)}",
+                panels.PICKED,
+                candidate.engine_config,
+                "tradeoff",
+            )
+    with grid:
+        _show_grid(plan)
+
+
+@st.fragment
+def _show_grid(plan: Recommendation) -> None:
+    """Show the same settings by their flags."""
+    drawn = st.container()
+    tokens = ask_threshold(plan.space.long_prefill_token_threshold, plan.closest.engine_config)
+    with drawn:
+        panels.show_figure(gap_by_budget_and_seats(plan, tokens), "budget_and_seats")
 
 
 def tails(job: PlanJob) -> tuple[Latencies, ...]:

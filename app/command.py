@@ -2,7 +2,7 @@
 
 import sys
 
-from planner import cli
+from planner.cli import main as cli
 from planner.plan_file import SavedPlan
 
 

@@ -3,14 +3,11 @@
 Results are cached by digest and small frozen settings, shared by all sessions, bounded, and never changed.
 """
 
-import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -19,13 +16,10 @@ import streamlit as st
 
 from app import frames
 from app.figures import requests
-from planner import align, calibrate, search
+from app.kept import Kept
+from planner import align, calibrate
 from planner.align import Alignment
-from planner.candidates import Candidate
-from planner.capacity import HOUR_S, Capacity, find_capacity
 from planner.engine_config import EngineConfig
-from planner.errors import Cancelled
-from planner.executors import executor_at
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.lesson import Turn, lesson
 from planner.inside.phases import Life, life_of
@@ -34,17 +28,16 @@ from planner.inside.timeline import Timeline, timeline
 from planner.inside.worst_gaps import WorstGap, worst_gaps
 from planner.measured import Comparison, compare, served
 from planner.metrics import Distribution, distribution, itl, ttft_s
-from planner.plan_file import SavedPlan, read_plan, save_plan
+from planner.plan_file import SavedPlan, read_plan
 from planner.replay import Replay, replay, warm_up
-from planner.routing import Routing
-from planner.scenario import Scenario, evaluate_scenario
-from planner.search import NO_MORE, More, Objective, Recommendation
+from planner.search import NO_MORE, More, Objective
 from planner.slo import Slo
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model
 from traces import read
-from traces.answers import NO_ANSWERS, ReadAnswers
+from traces.answers import ReadAnswers
 from traces.errors import InputError
 from traces.measured import MeasuredRequests, read_measured
+from traces.prefixes import reuse_share
 from traces.requests import RequestTrace
 from traces.selection import stamp_step_s
 from traces.steps import ServerFacts, StepLog
@@ -57,7 +50,7 @@ SAMPLES = Path(read.__file__).parent / "samples"
 """The example that ships with the product."""
 EXAMPLE_TRACE, EXAMPLE_LOG = "chat_long_prompts.parquet", "server.log"
 WAIT_S = 0.1
-"""How long a job sleeps between looks at its cancel flag while the scheduler compiles."""
+"""How long a job sleeps between looks whether it was cancelled while the scheduler compiles."""
 NUM_SLICES = 600
 """Of a timeline: about as many as it has pixels on a small screen."""
 NUM_GAPS = 10
@@ -66,10 +59,6 @@ NUM_STEPS = 15
 """Steps listed around a moment."""
 MAX_FILE_STEPS = 2000
 """Most steps in one file for a trace viewer: some megabytes."""
-WIDTHS_S = (1.0, 10.0, 60.0, 300.0, 900.0)
-"""Widths of the windows in which a trace that is shorter than some hours is judged piece by piece, seconds."""
-MOST_WINDOWS = 24
-"""Of them."""
 HEAD_START_S = 3.0
 """How long the first page has the processor to itself."""
 
@@ -99,6 +88,12 @@ def traffic_figures(trace_digest: str, _trace: RequestTrace) -> tuple[go.Figure,
 def clock_step_s(trace_digest: str, _trace: RequestTrace) -> float | None:
     """How coarse the clock of a trace is."""
     return stamp_step_s(_trace.arrival_s)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False, scope="session")
+def seen_share(trace_digest: str, _trace: RequestTrace) -> float | None:
+    """Share of the prompt tokens that begin like an earlier prompt; None where a trace does not say."""
+    return None if _trace.prefix_hashes is None else reuse_share(_trace.prefix_hashes, _trace.prompt_tokens)
 
 
 @st.cache_resource(max_entries=4, show_spinner=False, scope="session")
@@ -212,100 +207,6 @@ class PlanInputs:
     """Further flags that are searched."""
 
 
-class Status(Enum):
-    """Where a job stands."""
-
-    COMPILING = "compiling"
-    """Waiting for the scheduler to be compiled, once per machine."""
-    RUNNING = "running"
-    """Replaying."""
-    DONE = "done"
-    """`result` is there."""
-    CANCELLED = "cancelled"
-    """The user stopped it."""
-    FAILED = "failed"
-    """`fault` says why."""
-
-
-class PlanJob:
-    """One search in a thread of its own; pages look at it and may cancel it."""
-
-    def __init__(
-        self,
-        inputs: PlanInputs,
-        trace: RequestTrace,
-        model: Model,
-        answers: ReadAnswers = NO_ANSWERS,
-        scheduler: str = "",
-    ) -> None:
-        self.inputs, self.trace, self.model, self.answers = inputs, trace, model, answers
-        self.scheduler = scheduler
-        self.status = Status.COMPILING
-        self.num_done, self.num_planned = 0, 0
-        self.newest: Candidate | None = None
-        self.result: Recommendation | None = None
-        self.saved: SavedPlan | None = None
-        self.fault = ""
-        self.started = time.monotonic()
-        self._cancel = np.zeros(1, np.uint8)
-        threading.Thread(target=self._work, daemon=True).start()
-
-    @property
-    def is_going(self) -> bool:
-        """Whether there is more to come."""
-        return self.status in (Status.COMPILING, Status.RUNNING)
-
-    def cancel(self) -> None:
-        """Stop soon: the compiled replay looks at this flag all the time."""
-        self._cancel[0] = 1
-
-    def _work(self) -> None:
-        """Run to an end of any kind."""
-        try:
-            compiler().wait(lambda: bool(self._cancel[0]))
-            self.status = Status.RUNNING
-            result = _recommend(self.inputs, _job=self)
-            for candidate in (result.today, result.closest, result.vllm_default):
-                latencies(self.trace.digest, candidate.engine_config, result.step_time, _trace=self.trace)
-            name = self.inputs.trace_name
-            self.saved = save_plan(result, self.trace, self.model, trace_name=name, answers=self.answers)
-            self.result, self.status = result, Status.DONE
-        except Cancelled:
-            self.status = Status.CANCELLED
-        except InputError as fault:
-            self.fault, self.status = str(fault), Status.FAILED
-        except Exception:
-            logging.getLogger(__name__).exception("a plan failed")
-            self.fault = "The search stopped on a fault of this program; its log has the details."
-            self.status = Status.FAILED
-
-    def on_progress(self, num_done: int, num_planned: int, newest: Candidate | None) -> None:
-        """Note how far it is; called from the search."""
-        self.num_done, self.num_planned, self.newest = num_done, num_planned, newest
-
-    def search(self) -> Recommendation:
-        """Run the search itself, uncached."""
-        with executor_at(self.scheduler) as executor:
-            return search.recommend(
-                self.trace,
-                self.model,
-                self.inputs.today,
-                self.inputs.slo,
-                default_flags=self.inputs.default_flags,
-                more=self.inputs.more,
-                objective=self.inputs.objective,
-                executor=executor,
-                on_progress=self.on_progress,
-                cancel=self._cancel,
-            )
-
-
-@st.cache_resource(max_entries=32, show_spinner=False)
-def _recommend(inputs: PlanInputs, _job: PlanJob) -> Recommendation:
-    """Search once per set of inputs."""
-    return _job.search()
-
-
 @st.cache_resource(max_entries=64, show_spinner=False)
 def latencies(
     trace_digest: str, engine_config: EngineConfig, step_time: StepTime, _trace: RequestTrace
@@ -313,49 +214,6 @@ def latencies(
     """All token gaps, pooled, and all TTFT of one setting."""
     run = replay(_trace, engine_config, step_time, keeps_steps=False)
     return itl(run), distribution(ttft_s(run))
-
-
-@st.cache_resource(max_entries=16, show_spinner="Replaying under more and less load …")
-def capacity(
-    setting: "Setting", slo: Slo, growth: float, routing: Routing, _trace: RequestTrace, _scheduler: str
-) -> Capacity | InputError:
-    """What a setting carries; replayed on the cluster of that scheduler, "" for this machine."""
-
-    def find() -> Capacity:
-        compiler().wait(lambda: False)
-        with executor_at(_scheduler) as executor:
-            return find_capacity(
-                _trace,
-                setting.engine_config,
-                setting.step_time,
-                slo,
-                growth=growth,
-                routing=routing,
-                width_s=window_width_s(_trace.span_s),
-                executor=executor,
-            )
-
-    return _outcome(find)
-
-
-@st.cache_resource(max_entries=64, show_spinner="Replaying …")
-def what_if(
-    trace_digest: str,
-    engine_configs: tuple[EngineConfig, ...],
-    step_time: StepTime,
-    slo: Slo,
-    scenario: Scenario,
-    _trace: RequestTrace,
-) -> tuple[Candidate, ...]:
-    """Settings under another load, memory or prompt length."""
-    compiler().wait(lambda: False)
-    with executor_at("") as executor:
-        return evaluate_scenario(_trace, engine_configs, step_time, slo, scenario, executor)
-
-
-def window_width_s(span_s: float) -> float:
-    """An hour for traces of several hours; a round share of shorter ones."""
-    return next((width_s for width_s in WIDTHS_S if width_s * MOST_WINDOWS >= span_s), HOUR_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +321,18 @@ class Compiler(threading.Thread):
         self._is_wanted.set()
         while self.is_alive() and not is_cancelled():
             self.join(WAIT_S)
+
+
+@st.cache_resource(show_spinner=False)
+def kept() -> Kept[Any]:
+    """Sessions of this process, by the secrets of their tabs."""
+    return Kept()
+
+
+@st.cache_resource(show_spinner=False)
+def worked_out(kind: str) -> Kept[Any]:
+    """Results of one kind of job, by what they stand on."""
+    return Kept()
 
 
 @st.cache_resource(show_spinner=False)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from planner.inside.worst_gaps import WorstGap
 from planner.measured import Comparison, signed_percent
 from planner.metrics import Summary
 from planner.plan_comparison import PlanComparison, value_in_words
+from planner.reasons import notches
 from planner.search import SEARCHED, Recommendation, offered_load
 from planner.slo import Slo
 from planner.step_time import Coefficient, SavedModel, StepTime, StepTimeFit
@@ -246,13 +247,14 @@ LATENCIES = {
 
 
 def compared(comparisons: tuple[Comparison, ...]) -> pd.DataFrame:
-    """Every latency: simulated / measured, and how far the former is off."""
+    """Every latency: simulated (of several replays: the least–the most) / measured, and how far the former is off."""
 
     def cell(one: Comparison, share: str) -> str:
         predicted_s, measured_s = (getattr(values, f"{share}_s") for values in (one.predicted, one.measured))
         error = one.relative_error(share)
         off = "" if np.isnan(error) else f" ({signed_percent(error)})"
-        return f"{_unbroken(seconds(predicted_s))} / {_unbroken(seconds(measured_s))}{off}"
+        reach = f" ({'–'.join(map(_unbroken, map(seconds, one.reach_s(share))))})" if len(one.runs) > 1 else ""
+        return f"{_unbroken(seconds(predicted_s))}{reach} / {_unbroken(seconds(measured_s))}{off}"
 
     rows = {
         LATENCIES[one.name]: {share: cell(one, share) for share in ("mean", "p50", "p90", "p99", "max")}
@@ -415,27 +417,19 @@ def _against(row: Measure, summary: Summary, today: Summary) -> str:
 def one_notch(plan: Recommendation) -> pd.DataFrame:
     """What the next lower and the next higher value of each flag would give, the others staying as they are."""
     gap, wait = percentile(plan.slo.itl_percentile), percentile(plan.slo.ttft_percentile)
-    known = {candidate.engine_config: candidate for candidate in plan.candidates}
-    chosen = plan.closest.engine_config
-    rows = []
-    for flag in plan.space.searched:
-        here = getattr(chosen, flag)
-        values = sorted({*plan.space.values(flag), here}, key=lambda value: (value is None, value))
-        place = values.index(here)
-        for value in (*values[max(place - 1, 0) : place], *values[place + 1 : place + 2]):
-            candidate = known.get(replace(chosen, **{flag: value}))
-            if candidate is not None:
-                summary = candidate.summary
-                rows.append(
-                    {
-                        "flag": f"{flag} {flag_value(flag, here)} → {flag_value(flag, value)}",
-                        f"ITL {gap}, pooled": seconds(summary.itl_at_percentile_s),
-                        "worst gap": seconds(summary.itl.max_s),
-                        f"TTFT {wait}": "unstable" if summary.is_unstable else seconds(summary.ttft_at_percentile_s),
-                        "targets": "; ".join(rejection_sentence(v) for v in candidate.violations) or "met",
-                    }
-                )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        [
+            {
+                "flag": notch.said(plan),
+                f"ITL {gap}, pooled": seconds(summary.itl_at_percentile_s),
+                "worst gap": seconds(summary.itl.max_s),
+                f"TTFT {wait}": "unstable" if summary.is_unstable else seconds(summary.ttft_at_percentile_s),
+                "targets": "; ".join(rejection_sentence(v) for v in notch.candidate.violations) or "met",
+            }
+            for notch in notches(plan)
+            for summary in [notch.candidate.summary]
+        ]
+    )
 
 
 def losers(plan: Recommendation) -> pd.DataFrame:

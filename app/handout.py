@@ -5,8 +5,8 @@ from collections.abc import Callable
 import streamlit as st
 
 from app import answer, frames, panels
-from app.compute import PlanJob
 from app.figures import tradeoff
+from app.jobs import PlanJob
 from app.report import plan_report
 from planner.command import serve_command
 from planner.engine_config import EngineConfig

@@ -2,13 +2,13 @@
 
 import streamlit as st
 
-from app import compute, frames, panels, state, widgets
-from app.compute import PlanJob, Setting
+from app import frames, panels, state
+from app.compute import Setting
 from app.figures import load
-from app.state import LoadQuestion
+from app.jobs import LoadJob, LoadQuestion, PlanJob
+from app.widgets.loads import ask_growth, ask_routing
 from planner.capacity import Capacity
 from planner.verdict import capacity_sentence, curve_sentence, windows_sentence
-from traces.errors import InputError
 
 
 def show_load(job: PlanJob) -> None:
@@ -18,21 +18,29 @@ def show_load(job: PlanJob) -> None:
     st.subheader("How much load does it carry?")
     growth, routing, button = st.columns([1, 2, 1], vertical_alignment="bottom")
     with growth:
-        growth_asked = widgets.ask_growth()
+        growth_asked = ask_growth()
     with routing:
-        routing_asked = widgets.ask_routing()
+        routing_asked = ask_routing()
     asked = LoadQuestion(growth_asked, routing_asked)
-    if button.button("Find out", icon=":material/speed:"):
-        session.load_question = asked
-    if session.load_question != asked:
+    finding = session.load_job
+    is_going = finding is not None and finding.is_going
+    if button.button("Find out", icon=":material/speed:", disabled=is_going):
+        session.load_job = LoadJob(
+            asked,
+            Setting(plan.trace_digest, plan.closest.engine_config, plan.step_time),
+            plan.slo,
+            job.trace,
+            job.scheduler,
+        )
+        st.rerun()
+    if finding is not None and is_going:
+        panels.watch(finding)
+    elif finding is None or finding.question != asked:
         st.caption("Replays the answer's flags under more and less load; about thirty replays.")
-        return
-    setting = Setting(plan.trace_digest, plan.closest.engine_config, plan.step_time)
-    found = compute.capacity(setting, plan.slo, asked.growth, asked.routing, _trace=job.trace, _scheduler=job.scheduler)
-    if isinstance(found, InputError):
-        st.error(frames.literal(str(found)), icon=":material/error:")
+    elif finding.result is None:
+        panels.show_end(finding)
     else:
-        _show_capacity(found, job, asked)
+        _show_capacity(finding.result, job, asked)
 
 
 def _show_capacity(found: Capacity, job: PlanJob, asked: LoadQuestion) -> None:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import streamlit as st
 
-from app import compute, frames, panels, widgets
+from app import compute, frames, panels
 from app.compute import Setting
 from app.figures import inside
+from app.widgets.inside import ask_gap, ask_moment, ask_request
 from planner.inside.words import gap_sentence, life_sentence
 from planner.inside.worst_gaps import WorstGap
 from planner.metrics import ttft_s
@@ -82,7 +83,7 @@ def _show_gaps(look: Look, gaps: tuple[WorstGap, ...]) -> float:
     # The labels name the widget: other gaps are another question.
     labels = frames.gap_labels(look.trace, gaps)
     with left:
-        gap = gaps[widgets.ask_gap(labels, f"gap_{hash(labels)}")]
+        gap = gaps[ask_gap(labels, f"gap_{hash(labels)}")]
     last = look.run.steps[gap.step]
     with right:
         moment_s = _ask_moment(look, (int(last["start_ns"]) + int(last["end_ns"])) / 2e9, str(gap.step))
@@ -95,7 +96,7 @@ def _show_gaps(look: Look, gaps: tuple[WorstGap, ...]) -> float:
 
 def _ask_moment(look: Look, moment_s: float, name: str) -> float:
     """Ask for the moment; where the setting or the gap changes, it is asked anew."""
-    return widgets.ask_moment(moment_s, look.run.end_s, f"moment_{name}_{hash(look.setting)}")
+    return ask_moment(moment_s, look.run.end_s, f"moment_{name}_{hash(look.setting)}")
 
 
 def _show_steps(look: Look, moment_s: float) -> None:
@@ -119,7 +120,7 @@ def _show_life(look: Look) -> None:
     waits = ttft_s(look.run)
     latest = int(np.nanargmax(waits)) if np.isfinite(waits).any() else 0
     with st.columns(3)[0]:
-        row = widgets.ask_request(frames.data_row(look.trace, latest), f"late_{look.setting.trace_digest[:8]}")
+        row = ask_request(frames.data_row(look.trace, latest), f"late_{look.setting.trace_digest[:8]}")
     found = np.flatnonzero(look.trace.source_row == row - 1)
     if not len(found):
         st.warning(f"Data row {row:,} is not in the trace: the file has no such row, or it was left out.")

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import compute, panels
+from app import compute, panels, state, tab
 
 STYLE = """<style>
 /* Streamlit leaves a hand's breadth above the page; the verdict is to be on the first screen. */
@@ -14,6 +14,8 @@ STYLE = """<style>
 .st-key-strip .stColumn {min-width: 16rem}
 /* Streamlit wraps cells at 400 pixels, however much room there is. */
 .stTable td [data-testid="stMarkdownContainer"] {max-width: none}
+/* It draws nothing. */
+.st-key-tab {position: absolute}
 </style>"""
 
 st.set_page_config(page_title="vLLM Capacity Planner", page_icon="📈", layout="wide")
@@ -30,5 +32,7 @@ page = st.navigation(
     position="top",
 )
 compute.compiler()
+if state.follow(tab.ask_secret(state.is_followed())):
+    st.rerun()
 panels.show_strip()
 page.run()

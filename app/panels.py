@@ -1,23 +1,26 @@
 """Pieces that several pages draw: the strip, the example, faults, receipts, links."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import plotly.graph_objects as go
 import streamlit as st
 
-from app import compute, frames, state, widgets
+from app import compute, frames, state
 from app.compute import PlanInputs
 from app.figures import distributions
 from app.figures.data import drawn_values
 from app.figures.labels import d_and_p, three_digits
+from app.jobs import Job, Status
 from app.report import calibration_report
 from app.state import Reading, Session
+from app.widgets.files import ask_answers, ask_columns, ask_file
 from planner.align import Alignment
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.errors import UnfitStepLog
 from planner.export import timed_trace
-from planner.measured import NUM_SEEDS, mismatches, trust_sentence
+from planner.measured import mismatches, trust_sentence
 from planner.remedies import what_to_record
 from planner.step_time import SavedModel, StepTime, StepTimeFit, step_time_of, write_model
 from planner.verdict import class_sentence, seconds
@@ -122,6 +125,30 @@ def _target_in_words(session: Session) -> str:
     return words + planning
 
 
+@st.fragment(run_every=0.4)
+def watch(job: Job) -> None:
+    """Say how far a job is and what it tries, offer to stop it, and run the page again when it is through."""
+    waited = f"{time.monotonic() - job.started_s:.0f} s"
+    if job.status is Status.COMPILING:
+        st.progress(0.0, f"Compiling the scheduler, once per installation (about half a minute) … {waited}")
+    else:
+        left = "" if job.left_s is None else f", about {job.left_s:.0f} s more"
+        words = f"{job.num_done:,} of {job.num_planned:,} replays · {waited}{left} · {job.newest}"
+        st.progress(min(1.0, job.num_done / max(job.num_planned, 1)), words)
+    if st.button("Cancel", icon=":material/stop:", key=f"cancel_{type(job).__name__}"):
+        job.cancel()
+    if not job.is_going:
+        st.rerun()
+
+
+def show_end(job: Job) -> None:
+    """Say why a job came to no result."""
+    if job.status is Status.CANCELLED:
+        st.warning("Cancelled.", icon=":material/cancel:")
+    elif job.status is Status.FAILED:
+        st.error(frames.literal(job.fault), icon=":material/error:")
+
+
 def show_missing(sentence: str, page: str, label: str) -> None:
     """Say what a page still needs, with the way there and the example beside it."""
     st.info(sentence, icon=":material/arrow_upward:")
@@ -195,13 +222,13 @@ def show_reading(
     if isinstance(fault, NeedsAnswer):
         st.warning(f"{frames.literal(fault.file_name)} can be read in more than one way. Which is right?")
     if reading.questions:
-        answers = widgets.ask_answers(reading.questions, reading.answers, f"{name}_{reading.num_uploads}")
+        answers = ask_answers(reading.questions, reading.answers, f"{name}_{reading.num_uploads}")
         if answers != reading.answers:
             reading.answer(answers, read)
             st.rerun()
     if reading.unmapped is not None:
         st.warning("Columns of this file are not known by their names. What is what?", icon=":material/view_column:")
-        answers = widgets.ask_columns(reading.unmapped, reading.answers, f"{name}_{reading.num_uploads}")
+        answers = ask_columns(reading.unmapped, reading.answers, f"{name}_{reading.num_uploads}")
         if answers != reading.answers:
             reading.answer(answers, read)
             st.rerun()
@@ -316,7 +343,7 @@ def show_measured() -> None:
         st.page_link(PAGES["trace"], label="Upload a trace", icon=":material/upload_file:")
         return
     reading = session.measured
-    upload = widgets.ask_file(
+    upload = ask_file(
         "Measured results" if reading.value is None else "Other measured results",
         "vllm bench serve --save-detailed, GuideLLM, AIPerf, inference-perf, OTLP spans, or Parquet with token times",
         f"measured_{reading.num_uploads}",
@@ -333,8 +360,9 @@ def show_measured() -> None:
     st.info(trust_sentence(comparisons), icon=":material/balance:")
     st.caption(
         f"Simulated under today's flags / measured by {measured.clock} clocks ({frames.literal(reading.file_name)}). "
-        f"Simulated is a plain replay, or {NUM_SEEDS} with the scatter of the log's steps, pooled: their maximum is "
-        "that of all. A client's times hold the way to the engine and back, which a replay does not know."
+        "Simulated is a plain replay, or a typical one of several with the scatter of the log's steps (in brackets: "
+        "the least and the most of any). A client's times hold the way to the engine and back, which a replay does "
+        "not know."
     )
     st.table(frames.compared(comparisons), border="horizontal")
     columns = st.columns(2, gap="large")

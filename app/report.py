@@ -12,7 +12,9 @@ from plotly.offline import get_plotlyjs
 
 from app import frames
 from app.figures import calibration, distributions, tradeoff
+from app.figures.budget import latency_by_budget
 from app.figures.distributions import Latencies
+from app.figures.grid import gap_by_budget_and_seats
 from app.figures.labels import percent, three_digits
 from planner.acting import flags_sentence
 from planner.align import Alignment, alignment_sentence
@@ -62,7 +64,9 @@ def plan_report(saved: SavedPlan, settings: tuple[Latencies, ...] = ()) -> str:
         _items(words.why),
         _table(frames.one_notch(plan).set_index("flag")),
         _heading(2, "What was tried: simulated"),
+        _figure("budget", latency_by_budget(plan)),
         _figure("tradeoff", tradeoff.gap_against_ttft(plan)),
+        _figure("grid", gap_by_budget_and_seats(plan, plan.closest.engine_config.long_prefill_token_threshold)),
         *_distributions(saved, settings),
         f"<details><summary>Why the other {len(plan.losers):,} settings lost</summary>",
         _table(frames.losers(plan), has_index=False),

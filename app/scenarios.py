@@ -2,12 +2,17 @@
 
 import streamlit as st
 
-from app import compute, frames, state, widgets
+from app import compute, frames, panels, state
+from app.jobs import WhatIf
 from app.state import MOST_PINNED
+from app.widgets.loads import ask_scenario, ask_whether_what_if
 from planner.engine_config import EngineConfig
 from planner.slo import Slo
 from planner.step_time import StepTime
 from traces.requests import RequestTrace
+
+PATIENCE_S = 0.8
+"""How long the table may take without a word about how far it is."""
 
 
 @st.fragment
@@ -26,7 +31,7 @@ def show_scenarios(
     opened : (str, EngineConfig)
         The setting that is looked into: it can be pinned.
     """
-    if not widgets.ask_whether_what_if():
+    if not ask_whether_what_if():
         return
     session = state.session()
     pinned = tuple(known.items())[:MOST_PINNED] if session.pinned is None else session.pinned
@@ -50,15 +55,32 @@ def show_scenarios(
                 on_click=session.pin,
                 args=(pinned[:k] + pinned[k + 1 :],),
             )
-    scenario = widgets.ask_scenario(trace.prefix_hashes is None)
+    scenario = ask_scenario(compute.seen_share(trace.digest, _trace=trace))
     if not pinned:
         st.info("Nothing is pinned: pin the setting above.", icon=":material/keep:")
         return
     configs = tuple(config for _, config in pinned)
-    found = compute.what_if(trace.digest, configs, step_time, slo, scenario, _trace=trace)
+    job = session.ask_what_if(WhatIf(trace.digest, configs, step_time, slo, scenario), trace)
+    job.wait(PATIENCE_S)
+    if job.is_going:
+        panels.watch(job)
+        return
+    if job.result is None:
+        panels.show_end(job)
+        if st.button("Replay them again", icon=":material/replay:"):
+            session.what_if = None
+            st.rerun(scope="fragment")
+        return
+    without = [name for name, config in pinned if not config.enable_prefix_caching]
+    if scenario.seen_share is not None and without:
+        st.info(
+            f"Prefix caching is off in {frames.literal(', '.join(without))}: every prompt is computed in full there. "
+            "enable_prefix_caching stands among today's flags on the Plan page.",
+            icon=":material/info:",
+        )
     names = tuple(f"{k}: {name}" for k, (name, _) in enumerate(pinned, start=1))
-    st.table(frames.side_by_side(names, found, slo), border="horizontal")
+    st.table(frames.side_by_side(names, job.result, slo), border="horizontal")
     st.caption(
-        "Simulated: your requests at the load, KV memory and prompt length above, with the same step times. Better and "
-        "worse are against the first. Step times beyond the range that the log covers are extrapolated."
+        "Simulated: your requests under the changes above, with the same step times. Better and worse are against the "
+        "first. Step times beyond the range that the log covers are extrapolated."
     )

@@ -1,18 +1,20 @@
-"""What a session knows; the only room that touches `st.session_state`. Widget values stay with their widgets."""
+"""What a session knows; the only room that touches `st.session_state`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic, TypeVar
 
 import streamlit as st
 
 from app import compute
-from app.compute import PlanInputs, PlanJob, Setting, Status
+from app.compute import PlanInputs, Setting
+from app.jobs import LoadJob, PlanJob, Status, WhatIf, WhatIfJob
+from app.kept import is_secret
 from planner.align import Alignment
 from planner.engine_config import EngineConfig, flags_from_facts
 from planner.measured import Comparison
 from planner.plan_file import SavedPlan
-from planner.routing import Routing
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, step_time_of
 from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer, Question, Unmapped
@@ -83,20 +85,12 @@ class Reading(Generic[T]):
         self.data = data if is_open else None
 
 
-@dataclass(frozen=True, slots=True)
-class LoadQuestion:
-    """What the user wants to know about load."""
-
-    growth: float
-    """Multiple of the trace's rate to size replicas for."""
-    routing: Routing
-    """How requests are dealt to them."""
-
-
 @dataclass(slots=True)
 class Session:
     """Facts of one browser session."""
 
+    answers: dict[str, Any] = field(default_factory=dict)
+    """What was said in the fields of its pages, by their keys."""
     trace: Reading[RequestTrace] = field(default_factory=Reading)
     """The request trace."""
     selection: Selection = WHOLE
@@ -127,8 +121,10 @@ class Session:
     """The last plan before it that came to a result."""
     wants_plan: bool = False
     """Whether the Plan page is to start by itself, after the example was asked for."""
-    load_question: LoadQuestion | None = None
-    """What was asked about load, for the newest plan with a result."""
+    load_job: LoadJob | None = None
+    """What was asked last about load, for the newest plan with a result."""
+    what_if: WhatIfJob | None = None
+    """What was asked last about changed traffic and memory."""
     look: str = ""
     """Name of the setting that the Inspect page was asked to open; "" = none."""
     picked: EngineConfig | None = None
@@ -143,6 +139,15 @@ class Session:
     """Names the uploader of plan files: a new name empties it."""
     num_looks: int = 0
     """Names the question for the setting: a new name makes it forget what was chosen before."""
+
+    def copy(self) -> "Session":
+        """One that knows the same, and changes by itself."""
+        own = copy(self)
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Reading | dict):
+                setattr(own, one.name, copy(value))
+        return own
 
     @property
     def traffic(self) -> RequestTrace | None:
@@ -251,7 +256,7 @@ class Session:
             Address of the Dask cluster that is to replay; "" for this machine.
         """
         self.previous, self.wants_plan = self.finished, False
-        self.picked, self.load_question, self.pinned = None, None, None
+        self.picked, self.load_job, self.pinned = None, None, None
         self.job = PlanJob(inputs, trace, model, self.trace.answers, scheduler)
 
     @property
@@ -276,6 +281,14 @@ class Session:
         """
         self.look, self.num_looks = name, self.num_looks + 1
         self.picked = self.picked if picked is None else picked
+
+    def ask_what_if(self, question: WhatIf, trace: RequestTrace) -> WhatIfJob:
+        """Have a question answered; the one before it is not asked any more."""
+        if self.what_if is None or self.what_if.question != question:
+            if self.what_if is not None:
+                self.what_if.cancel()
+            self.what_if = WhatIfJob(question, trace)
+        return self.what_if
 
     def pin(self, settings: tuple[tuple[str, EngineConfig], ...]) -> None:
         """Have these settings stand side by side."""
@@ -332,3 +345,33 @@ def session() -> Session:
     found = st.session_state["session"]
     assert isinstance(found, Session)
     return found
+
+
+def is_followed() -> bool:
+    """Whether the tab of this session has told its secret."""
+    return "secret" in st.session_state
+
+
+def follow(secret: object) -> bool:
+    """Keep this session for its tab, or take up the one that the tab had before it was loaded anew.
+
+    Parameters
+    ----------
+    secret : object
+        What the tab says; anything that is no secret is ignored, and nothing is kept.
+
+    Returns
+    -------
+    bool
+        Whether there is another session now.
+    """
+    if not is_secret(secret):
+        return False
+    before = None if is_followed() else compute.kept().get(str(secret))
+    st.session_state["secret"] = secret
+    if before is not None:
+        # A copy: the tab may have been duplicated, and both go their own ways from here.
+        st.session_state["session"] = before.copy()
+        st.session_state.update(before.answers)
+    compute.kept().put(str(secret), session())
+    return before is not None

@@ -103,13 +103,15 @@ def _misses_what_was_evicted(engine: Engine) -> bool:
     limits, entries = engine.limits, engine.last_entries
     if not limits.tracks_blocks:
         return False
-    admitted = engine.requests[entries["request"][entries["is_admission"]]]
-    num_hits = (admitted["num_computed"] - entries["tokens"][entries["is_admission"]]) // limits.block_size
-    missed = num_hits + limits.drops_last_hit
-    may_hit = missed < (admitted["num_known"] - 1) // limits.block_size
-    keys = engine.keys["key"][(admitted["first_key"] + missed)[may_hit]]
-    is_missed = bool(engine.was_cached[keys].any())
-    engine.was_cached[engine.blocks["key"][engine.blocks["key"] >= 0]] = True
+    is_missed = False
+    for entry in entries[entries["is_admission"]]:
+        request = engine.requests[entry["request"]]
+        missed = int(request["num_computed"] - entry["tokens"]) // limits.block_size + limits.drops_last_hit
+        if missed < min((request["num_known"] - 1) // limits.block_size, request["num_shared_blocks"]):
+            is_missed |= int(kernel.key_of(request, missed, engine.prefixes, limits)) in engine.was_cached
+    for request in engine.requests[entries["request"][entries["tokens"] > 1]]:
+        rows = engine.table[request["slot"], : request["num_listed"]]
+        engine.was_cached.update(engine.blocks["key"][rows].tolist())
     return is_missed
 
 
@@ -125,7 +127,7 @@ def _head(engine: Engine, now_s: float) -> int | None:
 def _wanted(engine: Engine, row: int) -> tuple[int, int]:
     """Tokens that a waiting request would be given if the budget allows, and blocks it finds in the prefix cache."""
     limits, state, request = engine.limits, engine.state[0], engine.requests[row]
-    num_hits = kernel.look_up(request, state, engine.blocks, engine.keys, engine.table, limits)
+    num_hits = kernel.look_up(request, state, engine.blocks, engine.prefixes, engine.table, limits)
     num_tokens = int(request["num_known"] - request["num_computed"]) - num_hits * limits.block_size
     return (min(num_tokens, int(state["threshold"])) if state["threshold"] > 0 else num_tokens), num_hits
 

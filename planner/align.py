@@ -67,8 +67,10 @@ class Alignment:
     """(k,) explained steps that follow the one before without the engine falling idle."""
     admitted: npt.NDArray[np.int64]
     """(r,) rows of the trace in the order in which the engine admitted them."""
-    num_requests: int
-    """Requests of the trace, r or more."""
+    admitted_in: npt.NDArray[np.int64]
+    """(r,) the step of the log in which each of them was."""
+    trace: RequestTrace
+    """r requests or more."""
     num_unsure_tokens: npt.NDArray[np.int64]
     """(k,) by how much the context of a step's requests may be off, tokens, summed; 0 without speculative decoding."""
     flag_uses: tuple[FlagUse, ...]
@@ -152,7 +154,8 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
         steps=walk.steps,
         follows=walk.follows & walk.is_explained,
         admitted=np.array(walk.admitted, np.int64),
-        num_requests=len(trace),
+        admitted_in=np.array(walk.admitted_in, np.int64),
+        trace=trace,
         num_unsure_tokens=walk.num_unsure_tokens,
         flag_uses=flag_uses(engine_config, walk.acting[walk.is_explained], walk.steps[walk.is_explained]),
         differences=tuple(walk.differences[:NUM_DIFFERENCES]),
@@ -199,7 +202,7 @@ def alignment_sentence(alignment: Alignment, num_steps: int) -> str:
             "; the lines do not say which drafts were accepted, so the context read is known within "
             f"{100 * alignment.share_unsure:.1f} %"
         )
-    num_found, num_requests = len(alignment.admitted), alignment.num_requests
+    num_found, num_requests = len(alignment.admitted), len(alignment.trace)
     return f"{said}; {num_found:,} of {num_requests:,} requests found in the log."
 
 
@@ -274,6 +277,8 @@ class _Walk:
         self.num_unsure_tokens = np.zeros(len(log), np.int64)
         self.acting = np.zeros((len(log), len(FLAGS)), np.bool_)
         self.admitted: list[int] = []
+        self.admitted_in: list[int] = []
+        self.let_in_by = np.zeros(len(log), np.int64)
         self.differences: list[Difference] = []
         self.covered: list[int] = []
         self.num_let_in = 0
@@ -296,6 +301,7 @@ class _Walk:
     def run(self, line: int, row: int) -> int:
         """Walk from a start to the end of the trace, or until lost; returns the line after."""
         engine = self.engine
+        first_line = line
         engine.reset(row)
         choices: deque[_Choice] = deque(maxlen=max(1, min(MAX_RECONSIDERED, MAX_BYTES // engine.num_bytes)))
         num_lost = 0
@@ -310,6 +316,8 @@ class _Walk:
             num_lost = 0 if self.is_explained[line] else num_lost + 1
             line += 1
         self.admitted += engine.order[row : engine.num_let_in].tolist()
+        places = np.searchsorted(self.let_in_by[first_line:line], np.arange(row, engine.num_let_in), "right")
+        self.admitted_in += (first_line + places).tolist()
         self.num_let_in = engine.num_let_in
         return line
 
@@ -358,6 +366,7 @@ class _Walk:
         self.covered.append(line)
         self.is_explained[line] = simulated == self.lines[line]
         self.follows[line] = not self.engine.fell_idle
+        self.let_in_by[line] = self.engine.num_let_in
         self.steps[line] = self.engine.step[0]
         self.num_unsure_tokens[line] = self.engine.num_unsure_tokens
         self.acting[line] = flags_acting(self.engine, self.engine.now_s(self.clocks[line], self.engine.fell_idle))

@@ -12,7 +12,8 @@ from scipy.special import ndtr, stdtrit
 
 from planner.align import Alignment, aligned_log
 from planner.kernel import step_ns
-from planner.periods import with_periods
+from planner.noise import drift_notices, noise_of, pace_of
+from planner.periods import starts_s, with_periods
 from planner.refusals import cautions, regime_problems, slope_problems, time_problems, unfit, work_problems
 from planner.regression import (
     ANY_PREFILL,
@@ -41,7 +42,7 @@ from planner.regression import (
     in_time_order,
     percentile,
 )
-from planner.step_time import TERMS, Coefficient, Covered, StepNoise, StepTime, StepTimeFit, step_time_from_seconds
+from planner.step_time import TERMS, Coefficient, Covered, StepTime, StepTimeFit, step_time_from_seconds
 from traces.steps import StepLog
 
 MIN_GAIN = 0.01
@@ -53,8 +54,6 @@ WARM_UP_RATIO = 3.0
 OUTLIER_RATIO = 4.0
 MAX_OUTLIER_SHARE = 0.02
 """Of decode-only steps or those with prefill: if more are so far off, the server is like that, and queues feel it."""
-MOST_FACTORS = 4096
-"""Of each kind, of how steps scatter."""
 LATE = (*BEYOND, *BATCH_SHAPE)
 """Terms that can mimic others, so that they have to show what no other can."""
 
@@ -110,7 +109,10 @@ def fit_step_time(log: StepLog, num_kv_tokens: int | None = None, alignment: Ali
     1986), percentiles widened for few blocks (Hesterberg 2015, "expanded percentile").
     """
     log, overhead_s, period_notices = with_periods(log, None if alignment is None else alignment.follows)
+    start_s = None
     if alignment is not None:
+        start_s = starts_s(log, alignment.admitted_in, alignment.trace.arrival_s[alignment.admitted])
+        start_s = None if start_s is None else start_s[alignment.is_explained]
         log = aligned_log(log, alignment)
     steps, notices = as_steps(log, num_kv_tokens)
     notices += period_notices
@@ -133,11 +135,16 @@ def fit_step_time(log: StepLog, num_kv_tokens: int | None = None, alignment: Ali
     problems = slope_problems(log, blocks, beta, chosen)
     if problems:
         raise unfit(log, problems)
-    fit = replace(
-        _result(log, steps, kept, beta, chosen, held_out_error),
-        overhead_s=overhead_s,
-        noise=_noise(log, steps, kept, beta),
-    )
+    fit = replace(_result(log, steps, kept, beta, chosen, held_out_error), overhead_s=overhead_s)
+    if log.weight is None and in_time_order(steps):
+        fitted = steps.take(kept)
+        predicted_s = floored(fitted, fitted.features @ beta)
+        fit = replace(fit, noise=noise_of(fitted.time_s / predicted_s, fitted.has_prefill))
+        if alignment is not None and start_s is not None:
+            digest = alignment.trace.digest
+            pace = pace_of(start_s[kept], fitted.time_s, predicted_s, fitted.has_prefill, digest)
+            fit = replace(fit, pace=pace)
+            notices += drift_notices(pace)
     return replace(fit, left_out=left_out, notices=(*notices, *cautions(log, steps, fit)))
 
 
@@ -321,23 +328,6 @@ def _result(log: StepLog, steps: Steps, kept: Bools, beta: Floats, chosen: Colum
         source=_source(log),
         digest=log.digest,
     )
-
-
-def _noise(log: StepLog, steps: Steps, kept: Bools, beta: Floats) -> StepNoise | None:
-    """How single steps scatter about the fit."""
-    if log.weight is not None or not in_time_order(steps):
-        return None
-    fitted = steps.take(kept)
-    factor = fitted.time_s / floored(fitted, fitted.features @ beta)
-    kinds = [_thinned(factor[kind]) for kind in (~fitted.has_prefill, fitted.has_prefill)]
-    return StepNoise(*(kind / kind.mean() for kind in kinds))
-
-
-def _thinned(values: Floats) -> Floats:
-    """At most `MOST_FACTORS` of the values, evenly over their ranks, so that a model file stays small."""
-    if len(values) <= MOST_FACTORS:
-        return values
-    return np.sort(values)[((np.arange(MOST_FACTORS) + 0.5) * len(values) / MOST_FACTORS).astype(np.int64)]
 
 
 def _predict(step_time: StepTime, features: Floats) -> Floats:

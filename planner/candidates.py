@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.engine_config import EngineConfig
-from planner.metrics import UNSTABLE_GROWTH, Summary, distribution, e2e_s, summarise, ttft_s
+from planner.errors import BadPlan
+from planner.metrics import UNSTABLE_GROWTH, Summary, distribution, e2e_s, itl_of_requests, summarise, ttft_s
 from planner.replay import Replay, replay
 from planner.slo import ClassTarget, Slo
 from planner.step_time import StepTime
@@ -96,8 +97,7 @@ def evaluate(
     """Replay one setting and hold it against the targets."""
     run = replay(trace, engine_config, step_time, keeps_steps=False, cancel=cancel)
     summary = summarise(run, slo.itl_s, slo.itl_percentile, slo.ttft_percentile, slo.e2e_percentile)
-    of_classes = [missed for target in slo.classes for missed in _missed_by_class(trace, run, target, slo)]
-    return Candidate(engine_config, summary, (*violations(summary, slo), *of_classes))
+    return Candidate(engine_config, summary, (*violations(summary, slo), *missed_by_classes(trace, run, slo)))
 
 
 def violations(summary: Summary, slo: Slo) -> tuple[Rejection, ...]:
@@ -108,29 +108,41 @@ def violations(summary: Summary, slo: Slo) -> tuple[Rejection, ...]:
         found.append(Rejection(Reason.STALLED, float(waiting), 0.0, "requests"))
     elif summary.is_unstable:
         found.append(Rejection(Reason.UNSTABLE, summary.ttft_growth, UNSTABLE_GROWTH, ""))
-    gap_s, worst_s, wait_s = summary.itl_at_percentile_s, summary.itl.max_s, summary.ttft_at_percentile_s
-    found += missed_latencies(gap_s, worst_s, wait_s, slo)
-    if slo.e2e_s is not None and not summary.e2e_at_percentile_s <= slo.e2e_s:
-        found.append(Rejection(Reason.E2E, summary.e2e_at_percentile_s, slo.e2e_s, "s", slo.e2e_percentile))
-    if slo.stalled_share is not None and summary.stalled_share > slo.stalled_share:
-        found.append(Rejection(Reason.STALLED_SHARE, summary.stalled_share, slo.stalled_share, ""))
+    found += missed_latencies(
+        summary.itl_at_percentile_s,
+        summary.itl.max_s,
+        summary.ttft_at_percentile_s,
+        summary.e2e_at_percentile_s,
+        summary.stalled_share,
+        slo,
+    )
     return tuple(found)
 
 
-def _missed_by_class(trace: RequestTrace, run: Replay, target: ClassTarget, slo: Slo) -> list[Rejection]:
-    """Every target of a class that its requests miss; a class without requests misses none."""
-    is_member = (trace.prompt_tokens >= target.min_prompt_tokens) & ~run.never_runs
-    if target.max_prompt_tokens is not None:
-        is_member &= trace.prompt_tokens <= target.max_prompt_tokens
-    if target.priority is not None:
-        is_member &= trace.priority == target.priority if trace.priority is not None else False
+def missed_by_classes(
+    trace: RequestTrace, run: Replay, slo: Slo, among: npt.NDArray[np.bool_] | None = None
+) -> list[Rejection]:
+    """Every target of a class that its requests, or those of them that are `among` these (n,), miss."""
+    can_run = ~run.never_runs if among is None else among & ~run.never_runs
+    return [m for target in slo.classes for m in _missed_by_class(run, members(trace, target) & can_run, target, slo)]
+
+
+def _missed_by_class(run: Replay, is_member: npt.NDArray[np.bool_], target: ClassTarget, slo: Slo) -> list[Rejection]:
+    """Every target of one class that its requests miss; a class without requests misses none."""
     if not is_member.any():
         return []
     found = []
+    if target.itl_s is not None or target.stalled_share is not None:
+        gaps = itl_of_requests(run, is_member)
+        gap_s, stalled = gaps.percentile(slo.itl_percentile), gaps.excess_share(target.itl_s or slo.itl_s)
+        if target.itl_s is not None and gap_s > target.itl_s:
+            found.append(Rejection(Reason.ITL, gap_s, target.itl_s, "s", slo.itl_percentile, target))
+        if target.stalled_share is not None and stalled > target.stalled_share:
+            found.append(Rejection(Reason.STALLED_SHARE, stalled, target.stalled_share, "", None, target))
     for reason, values_s, limit_s, percentile in (
+        (Reason.WORST_GAP, run.worst_gap_s, target.worst_gap_s, None),
         (Reason.TTFT, ttft_s(run), target.ttft_s, slo.ttft_percentile),
         (Reason.E2E, e2e_s(run), target.e2e_s, slo.e2e_percentile),
-        (Reason.WORST_GAP, run.worst_gap_s, target.worst_gap_s, None),
     ):
         if limit_s is not None:
             values = distribution(values_s[is_member])
@@ -141,10 +153,38 @@ def _missed_by_class(trace: RequestTrace, run: Replay, target: ClassTarget, slo:
     return found
 
 
+def members(trace: RequestTrace, target: ClassTarget) -> npt.NDArray[np.bool_]:
+    """Which requests a target is for: (n,) bool.
+
+    Raises
+    ------
+    BadPlan
+        It names a column or a word that the trace does not have.
+    """
+    is_member = trace.prompt_tokens >= target.min_prompt_tokens
+    if target.max_prompt_tokens is not None:
+        is_member &= trace.prompt_tokens <= target.max_prompt_tokens
+    if target.priority is not None:
+        is_member &= trace.priority == target.priority if trace.priority is not None else False
+    if target.label is not None:
+        column, word = target.label
+        words = {labels.name: labels for labels in trace.labels}
+        if column not in words or word not in words[column].words:
+            there = "; ".join(f"{one.name} with {', '.join(one.words[:10])}" for one in trace.labels) or "none"
+            raise BadPlan("targets", f"no request has {column} {word!r}; columns of words in this trace: {there}")
+        is_member &= words[column].codes == words[column].words.index(word)
+    return is_member
+
+
 def missed_latencies(
-    itl_at_percentile_s: float, worst_gap_s: float, ttft_at_percentile_s: float, slo: Slo
+    itl_at_percentile_s: float,
+    worst_gap_s: float,
+    ttft_at_percentile_s: float,
+    e2e_at_percentile_s: float,
+    stalled_share: float,
+    slo: Slo,
 ) -> tuple[Rejection, ...]:
-    """Every latency target that these values miss, all in seconds; NaN for a gap misses none, for TTFT it does."""
+    """Every target that these values (seconds, a share) miss; NaN of gaps misses none, NaN of TTFT or E2E does."""
     found = []
     if itl_at_percentile_s > slo.itl_s:
         found.append(Rejection(Reason.ITL, itl_at_percentile_s, slo.itl_s, "s", slo.itl_percentile))
@@ -152,4 +192,8 @@ def missed_latencies(
         found.append(Rejection(Reason.WORST_GAP, worst_gap_s, slo.worst_gap_s, "s"))
     if slo.ttft_s is not None and not ttft_at_percentile_s <= slo.ttft_s:
         found.append(Rejection(Reason.TTFT, ttft_at_percentile_s, slo.ttft_s, "s", slo.ttft_percentile))
+    if slo.e2e_s is not None and not e2e_at_percentile_s <= slo.e2e_s:
+        found.append(Rejection(Reason.E2E, e2e_at_percentile_s, slo.e2e_s, "s", slo.e2e_percentile))
+    if slo.stalled_share is not None and stalled_share > slo.stalled_share:
+        found.append(Rejection(Reason.STALLED_SHARE, stalled_share, slo.stalled_share, ""))
     return tuple(found)

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.candidates import Candidate, Rejection, evaluate, missed_latencies
+from planner.candidates import Candidate, Rejection, evaluate, missed_by_classes, missed_latencies
 from planner.engine_config import EngineConfig
 from planner.executors import somewhere
-from planner.metrics import distribution, itl_within, ttft_s
+from planner.metrics import distribution, e2e_s, itl_within, ttft_s
 from planner.replay import replay
 from planner.routing import Routing, deal
 from planner.slo import Slo
@@ -131,29 +131,25 @@ def find_capacity(
     on_point: Callable[[LoadPoint], None] | None = None,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Capacity:
-    """Everything that is asked about load; see the functions of its parts."""
+    """Everything that is asked about load; see the functions of its parts.
+
+    `on_point` is called with each replay of the whole trace or of a replica's part, under the load that it bears.
+    """
     asked = (trace, engine_config, step_time, slo)
     with somewhere(executor) as where:
         return Capacity(
             headroom=find_headroom(*asked, on_point=on_point, cancel=cancel),
-            replicas=find_replicas(*asked, growth=growth, routing=routing, executor=where, cancel=cancel),
-            curve=latency_curve(*asked, loads=loads, executor=where, cancel=cancel),
+            replicas=find_replicas(
+                *asked, growth=growth, routing=routing, executor=where, on_point=on_point, cancel=cancel
+            ),
+            curve=latency_curve(*asked, loads=loads, executor=where, on_point=on_point, cancel=cancel),
             windows=by_window(*asked, width_s=width_s, cancel=cancel),
         )
 
 
 def scale_load(trace: RequestTrace, load: float) -> RequestTrace:
     """The same requests in the same order, `load` times as fast."""
-    return RequestTrace(
-        arrival_s=trace.arrival_s / load,
-        prompt_tokens=trace.prompt_tokens,
-        output_tokens=trace.output_tokens,
-        source_row=trace.source_row,
-        priority=trace.priority,
-        max_tokens=trace.max_tokens,
-        prefix_hashes=trace.prefix_hashes,
-        receipt=trace.receipt,
-    )
+    return replace(trace, arrival_s=trace.arrival_s / load)
 
 
 def find_headroom(
@@ -200,6 +196,7 @@ def find_replicas(
     growth: float = 1.0,
     routing: Routing = Routing.ROUND_ROBIN,
     executor: Executor | None = None,
+    on_point: Callable[[LoadPoint], None] | None = None,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Replicas:
     """The smallest number of replicas under which every replica meets every target at `growth` times the rate.
@@ -215,6 +212,9 @@ def find_replicas(
             dealt = deal(scaled, num_replicas, routing, engine_config, step_time, where, cancel)
             futures = [where.submit(evaluate, p, engine_config, step_time, slo, cancel) for p in dealt.parts if len(p)]
             by_count[num_replicas] = tuple(future.result() for future in futures)
+            if on_point is not None:
+                for candidate in by_count[num_replicas]:
+                    on_point(_point(trace, growth / num_replicas, candidate))
             excess[num_replicas] = dealt.excess
         return all(candidate.meets for candidate in by_count[num_replicas])
 
@@ -241,6 +241,7 @@ def latency_curve(
     *,
     loads: tuple[float, ...] = LOADS,
     executor: Executor | None = None,
+    on_point: Callable[[LoadPoint], None] | None = None,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Curve:
     """Latencies at multiples of the trace's rate, and the knee: beyond it, waiting grows faster than load.
@@ -255,10 +256,14 @@ def latency_curve(
             where.submit(evaluate, scale_load(trace, load), engine_config, step_time, slo, cancel)
             for load in sorted(loads)
         ]
-        points = tuple(_point(trace, load, f.result()) for load, f in zip(sorted(loads), futures, strict=True))
+        points = []
+        for load, future in zip(sorted(loads), futures, strict=True):
+            points.append(_point(trace, load, future.result()))
+            if on_point is not None:
+                on_point(points[-1])
     stable = [p for p in points if not p.candidate.summary.is_unstable and p.candidate.summary.ttft_at_percentile_s > 0]
     knee = max(stable, key=lambda p: p.load / p.candidate.summary.ttft_at_percentile_s, default=None)
-    return Curve(points, knee)
+    return Curve(tuple(points), knee)
 
 
 def by_window(
@@ -272,11 +277,11 @@ def by_window(
 ) -> tuple[Window, ...]:
     """One replay of the whole trace, looked at piece by piece: which hour breaks a target, and what it leaves behind.
 
-    A gap belongs to the window in which it ends, a TTFT to the one in which its request arrives. The last window lasts
-    until the replay ends.
+    A gap belongs to the window in which it ends, a TTFT or an E2E to the one in which its request arrives, and so does
+    everything of a class. The last window lasts until the replay ends.
     """
     run = replay(trace, engine_config, step_time, cancel=cancel)
-    waits_s = ttft_s(run)
+    waits_s, lasts_s = ttft_s(run), e2e_s(run)
     end_s = np.where(run.never_runs, run.arrival_s, np.where(run.is_finished, run.last_token_s, np.inf))
     num_windows = int(trace.span_s // width_s) + 1
     found = []
@@ -288,7 +293,9 @@ def by_window(
         gap_s, wait_s = gaps.percentile(slo.itl_percentile), distribution(waits_s[arrives])
         worst_s = float(gaps.value_s[-1]) if gaps.num else float("nan")
         first_s = wait_s.percentile(slo.ttft_percentile)
-        runs = bool((arrives & ~run.never_runs).any())
+        last_s = distribution(lasts_s[arrives]).percentile(slo.e2e_percentile)
+        if not (arrives & ~run.never_runs).any():
+            first_s = last_s = 0.0  # nobody waits
         found.append(
             Window(
                 from_s=from_s,
@@ -297,9 +304,12 @@ def by_window(
                 num_gaps=gaps.num,
                 itl_at_percentile_s=gap_s,
                 worst_gap_s=worst_s,
-                ttft_at_percentile_s=first_s,
+                ttft_at_percentile_s=wait_s.percentile(slo.ttft_percentile),
                 num_unfinished=int(((run.arrival_s < until_s) & (end_s >= until_s)).sum()),
-                violations=missed_latencies(gap_s, worst_s, first_s if runs else 0.0, slo),
+                violations=(
+                    *missed_latencies(gap_s, worst_s, first_s, last_s, gaps.excess_share(slo.itl_s), slo),
+                    *missed_by_classes(trace, run, slo, arrives),
+                ),
             )
         )
     return tuple(found)

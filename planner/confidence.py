@@ -1,7 +1,7 @@
 """How sure a choice is: judged again under the uncertainty of the step times, and under traffic drawn anew."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from planner.engine_config import EngineConfig
 from planner.metrics import MIN_REQUESTS_TO_JUDGE_STABILITY
 from planner.slo import ClassTarget, Slo
 from planner.step_time import StepTime
-from traces.requests import PrefixHashes, RequestTrace
+from traces.requests import RequestTrace
 
 BLOCK_S = 300.0
 """Arrivals are drawn anew in blocks that last about so long, seconds, or a tenth of the span where that is less."""
@@ -79,24 +79,12 @@ def resampled(trace: RequestTrace, seed: int) -> RequestTrace:
     index = np.concatenate([np.arange(cuts[block], cuts[block + 1]) for block in drawn])
     arrival_s = np.cumsum(np.diff(trace.arrival_s, prepend=trace.arrival_s[0])[index])
     copy = np.repeat(np.arange(num_blocks) - np.searchsorted(drawn, drawn), np.diff(cuts)[drawn])
-    return RequestTrace(
-        arrival_s=arrival_s - arrival_s[0],
-        prompt_tokens=trace.prompt_tokens[index],
-        output_tokens=trace.output_tokens[index],
-        source_row=trace.source_row[index],
-        priority=None if trace.priority is None else trace.priority[index],
-        max_tokens=None if trace.max_tokens is None else trace.max_tokens[index],
-        prefix_hashes=None if trace.prefix_hashes is None else _hashes_of(trace.prefix_hashes, index, copy),
-    )
-
-
-def _hashes_of(hashes: PrefixHashes, index: npt.NDArray[np.intp], copy: npt.NDArray[np.int64]) -> PrefixHashes:
-    """The hashes of some requests, those of different copies apart."""
-    known, place = np.unique(hashes.ids, return_inverse=True)
-    num_ids = np.diff(hashes.offsets)[index]
-    offsets = np.concatenate([[0], np.cumsum(num_ids)])
-    source = np.arange(offsets[-1]) + np.repeat(hashes.offsets[:-1][index] - offsets[:-1], num_ids)
-    return PrefixHashes(place[source] + len(known) * np.repeat(copy, num_ids), offsets, hashes.block_tokens)
+    part = trace.at(index)
+    hashes = part.prefix_hashes
+    if hashes is not None:
+        known, place = np.unique(hashes.ids, return_inverse=True)
+        hashes = replace(hashes, ids=place + len(known) * np.repeat(copy, np.diff(hashes.offsets)))
+    return replace(part, arrival_s=arrival_s - arrival_s[0], prefix_hashes=hashes)
 
 
 def evaluate_draw(
@@ -137,7 +125,13 @@ def _asked(slo: Slo) -> list[tuple[Reason, ClassTarget | None]]:
     }
     found: list[tuple[Reason, ClassTarget | None]] = [(r, None) for r, limit in limits.items() if limit is not None]
     for one in slo.classes:
-        of_class = {Reason.TTFT: one.ttft_s, Reason.E2E: one.e2e_s, Reason.WORST_GAP: one.worst_gap_s}
+        of_class = {
+            Reason.ITL: one.itl_s,
+            Reason.WORST_GAP: one.worst_gap_s,
+            Reason.TTFT: one.ttft_s,
+            Reason.E2E: one.e2e_s,
+            Reason.STALLED_SHARE: one.stalled_share,
+        }
         found += [(reason, one) for reason, limit_s in of_class.items() if limit_s is not None]
     return found
 

@@ -58,7 +58,7 @@ class DraftingEngine(Engine):
         self.spared: list[int] = []
         self.candidates: list[int] = []
         super().__init__(trace, engine_config, admitted)
-        self.accept = np.zeros(num_requests, np.int64)
+        self.accept = np.full(1, self.limits.num_spec_tokens)
 
     def settled(self, admitted: Sequence[int]) -> "DraftingEngine":
         """The engine that knows what this one has found out, and in what order requests were admitted."""
@@ -112,9 +112,11 @@ class DraftingEngine(Engine):
 
     def _deliver(self) -> None:
         """Process the oldest step's output, after deciding how many drafts it accepts."""
-        entries = self.entries[self.oldest][: self.flights[self.oldest]["num_entries"]]
-        entries = entries[entries["samples"] & ~self.requests["is_finished"][entries["request"]]]
+        offered = self.entries[self.oldest][: self.flights[self.oldest]["num_entries"]]
+        takes = offered["samples"] & ~self.requests["is_finished"][offered["request"]]
+        entries = offered[takes]
         rows = entries["request"]
+        is_stale = entries["num_preemptions"] != self.requests["num_preemptions"][rows]
         ids, drafts = self.order[rows], np.where(entries["is_admission"], 0, entries["drafts"])
         self.low[ids] += 1
         self.high[ids] += 1 + drafts
@@ -127,7 +129,6 @@ class DraftingEngine(Engine):
             most = np.where(ends, total, np.maximum(low, total - self.depth))
             wanted = np.minimum(np.where(ends, total, wanted), most)
             too_far = np.where(ends, 0, np.maximum(before + 1 - most, 0))
-            is_stale = entries["num_preemptions"] != self.requests["num_preemptions"][rows]
             before = before - too_far
             self.requests["num_outputs"][rows] = before
             self.requests["num_known"][rows] -= too_far
@@ -136,8 +137,12 @@ class DraftingEngine(Engine):
         accepted = np.clip(wanted - before - 1, 0, drafts)
         if self.known is None:
             self.requests["output_tokens"][rows] = np.where(ends, before + 1 + accepted, NEVER)
-        self.accept[ids] = accepted
-        self.requests["accept_offset"][rows] = ids - before
+        # The kernel accepts whatever is offered; what is not accepted is taken back here.
+        rejected = np.where(is_stale, 0, drafts - accepted)
+        self.requests["num_computed"][rows] -= rejected
+        if self.limits.is_async:
+            self.requests["num_placeholders"][rows] -= rejected
+        offered["drafts"][takes & ~offered["is_admission"]] = accepted[~entries["is_admission"]]
         super()._deliver()
 
     def _ending(self, ids: Counts, low: Counts, high: Counts, total: Counts) -> npt.NDArray[np.bool_]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from planner.engine_config import EngineConfig
 from planner.metrics import distribution, itl_of_requests, summarise, ttft_s
-from planner.replay import VLLM, WHOLE_REPLAY, replay
+from planner.replay import VLLM, replay
 from planner.step_time import StepTime
 from planner.what_if import WhatIf
 from traces.requests import RequestTrace
@@ -115,7 +115,7 @@ def what_if_rows_b() -> tuple[tuple[str, RowB], ...]:
 def _row_a(config: EngineConfig, priority: npt.NDArray[np.int64] | None = None) -> RowA:
     """Replay experiment A."""
     trace = _trace([(0.0, 1000, 250)] * NUM_CHATS + [(3.0, 32_000, 20)] + [(3.001, 600, 20)] * NUM_SHORT, priority)
-    run = replay(trace, config, STEP_TIME, windows_ns=WHOLE_REPLAY)
+    run = replay(trace, config, STEP_TIME, keeps_steps=False)
     gaps = itl_of_requests(run, np.arange(len(trace)) < NUM_CHATS)
     return RowA(
         config.max_num_batched_tokens,

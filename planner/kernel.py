@@ -10,8 +10,10 @@ So a step costs what it admits, prefills and finishes, whatever is running; with
 same, and so is every byte that comes out.
 
 KV blocks are a count as long as their identity cannot matter. With prefix caching they have an identity
-(`Limits.tracks_blocks`): `blocks` holds the free list and the blocks of each key, `keys` says which key each block of
-each request has, `table` which blocks each running request holds. Where it is off these arrays are empty.
+(`Limits.tracks_blocks`) as soon as they are in the cache and somebody might find them: `prefixes` says which requests
+begin alike, so that a block's key follows from its request and its place. `blocks` holds the cache, and the queue of
+the free blocks, in which those that nobody can find are counts; `table` says which blocks each running request holds.
+Where it is off these arrays are empty.
 
 Order: dtypes, `replay` (the engine loop), `schedule` and its two passes, the step-time equation, `process_output`,
 sleep, the waiting queue, block verbs, event rows.
@@ -41,8 +43,9 @@ REQUEST = np.dtype(
         ("output_tokens", np.int64),  # the truth; read by process_output alone
         ("max_tokens", np.int64),  # what the scheduler is told
         ("priority", np.int64),  # lower runs first
-        ("accept_offset", np.int64),  # where in the acceptance pattern the request starts
-        ("first_key", np.int64),  # row of `keys` for its block 0
+        ("identity", np.int64),  # which request of the trace: tells its own blocks, and its draws of acceptance
+        ("first_prefix", np.int64),  # row of `prefixes` for its first id
+        ("num_shared_blocks", np.int64),  # leading blocks that another request might have as well
         ("num_known", np.int64),  # prompt plus outputs already processed
         ("num_computed", np.int64),  # advanced when a step is scheduled, not when it ends
         ("num_drafts", np.int64),  # draft tokens attached for the next step
@@ -51,6 +54,7 @@ REQUEST = np.dtype(
         ("num_outputs", np.int64),
         ("num_blocks", np.int64),
         ("num_registered", np.int64),  # leading blocks that are in the prefix cache
+        ("num_listed", np.int64),  # leading blocks that somebody might find there, with a row of `blocks`
         ("slot", np.int64),  # row of `table` while it holds blocks
         ("seat", np.int64),  # grows from admission to admission: the order of the running requests
         ("asleep_since", np.int64),  # the first step of its sleep; 0 = awake
@@ -85,8 +89,8 @@ STEP = np.dtype(
     ]
 )
 PEAK = np.dtype([("step", np.int64), ("gap_ns", np.int64)])
-SHARED_GAP = np.dtype([("gap_ns", np.int64), ("count", np.int64)])
-GAP = np.dtype([("gap_ns", np.int64), ("request", np.int64), ("step", np.int64)])
+SHARED_GAP = np.dtype([("gap_ns", np.int64), ("count", np.int64), ("step", np.int64)])  # the first step it holds for
+GAP = np.dtype([("gap_ns", np.int64), ("request", np.int64), ("last_step", np.int64), ("step", np.int64)])
 EVENT = np.dtype([("step", np.int32), ("kind", np.int32), ("request", np.int32), ("tokens", np.int32)])
 FLIGHT = np.dtype(
     [
@@ -129,6 +133,9 @@ ENGINE = np.dtype(
         ("must_announce_finished", np.bool_),
         ("num_free_blocks", np.int64),
         ("free_slot", np.int64),  # head of the list of free rows of `table`
+        ("free_row", np.int64),  # head of the list of unused rows of `blocks`
+        ("first_queued", np.int64),  # place of the front of the queue of free blocks
+        ("num_free_queued", np.int64),  # places that the queue takes
         ("num_free_hits", np.int64),  # of the last lookup: hit blocks that nobody holds
         ("index", np.int64),  # of pass 1 in `running`
         ("token_budget", np.int64),  # of the step being scheduled, like the next three
@@ -156,27 +163,16 @@ ENGINE = np.dtype(
 )
 BLOCK = np.dtype(
     [
-        ("num_references", np.int64),
-        ("key", np.int64),  # -1 = not in the prefix cache
-        ("next_free", np.int64),  # ring through block 0, the null block; front first
-        ("last_free", np.int64),
-        ("next_same", np.int64),  # blocks with the same key in the order of registration; -1 = none
-        ("last_same", np.int64),
-    ]
-)
-KEY = np.dtype(
-    [
-        ("key", np.int64),  # row i: the key of the block that row i stands for (request.first_key + block)
-        ("first_block", np.int64),  # row k: the first and the last block registered under key k; -1 = none
-        ("last_block", np.int64),
-    ]
-)
-
-NODE = np.dtype(
-    [
-        ("before", np.int64),  # number of the ids before, −1 = none
-        ("content", np.int64),  # the id that follows them
-        ("number", np.int64),  # of both together, counted from 1; 0 = no such node
+        # A cached block that a request might find; row 0 is none.
+        ("key", np.int64),  # equal exactly where content and prefix are equal
+        ("num_references", np.int32),
+        ("place", np.int32),  # in the free queue, while nobody holds it
+        ("next_same", np.int32),  # of the same bucket in the order of registration; of unused rows, the next one
+        ("last_same", np.int32),
+        # The bucket and the place of the free queue with the number of this row, nothing to do with the block.
+        ("bucket_first", np.int32),
+        ("bucket_last", np.int32),
+        ("queued", np.int32),  # a row, or minus so many blocks that nobody can find; 0 = nothing any more
     ]
 )
 
@@ -194,6 +190,7 @@ DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS, LIVELOCK, FULL = range(7)
 """How a replay ended. NEEDS_BLOCKS: a preempted request may find its own blocks again, so run it with `tracks_blocks`.
 LIVELOCK: running requests preempt each other, or themselves, for ever. FULL: none of these; `replay` makes room."""
 
+NS_PER_S = 1_000_000_000
 MOST_FUTILE = 100_000
 """Preemptions without a single token in between that count as a livelock; vLLM itself would go on."""
 
@@ -220,6 +217,8 @@ class Limits(NamedTuple):
     """Whether prefix caching is on."""
     tracks_blocks: bool
     """Whether blocks have an identity; needed with prefix caching once something could hit."""
+    id_block_tokens: int
+    """Tokens that one id of `prefixes` stands for, whatever the KV block size is."""
     num_spec_tokens: int
     """Draft tokens per step, 0 = no speculative decoding."""
     num_lookahead_tokens: int
@@ -240,7 +239,7 @@ def replay(
     requests: Rows,
     state: Rows,
     blocks: Rows,
-    keys: Rows,
+    prefixes: Rows,
     table: Rows,
     accept: Rows,
     limits: Limits,
@@ -259,16 +258,19 @@ def replay(
         Ordered by arrival; made by `planner.replay`.
     state : (1,) ENGINE
         Zeros; the engine's state, and at the end the clock, the free blocks, and the totals.
-    blocks : (num_gpu_blocks,) BLOCK
-    keys : (m,) KEY
+    blocks : (b,) BLOCK
+        Some more rows than there are KV blocks, so that the free queue need not be tidied up all the time.
+    prefixes : (m,) int64
+        Of the ids of the requests: a number for each of them together with all ids before it; only read.
     table : (seats + 1, blocks of the longest request) int64
         The last row is scratch. These three have no rows unless `limits.tracks_blocks`.
     accept : (a,) int64
         Acceptance pattern of drafts, taken round robin.
     limits : Limits
     step_time : StepTime
-    noise : (2, m) float64
-        Factors on the time of decode-only steps and of steps with prefill, taken in turn by step; m = 0 turns it off.
+    noise : (3, m) float64
+        Factors on step times: of decode-only steps and of steps with prefill, taken in turn by step, and by second of
+        the clock, the last one for all that come after; m = 0 turns them off.
     windows : (w, 2) int64
         From when until when to write `EVENT` rows (who ran, was evicted, …), in order and apart: all events of the
         steps that are scheduled in a window, in which nobody is asleep. Needed to look inside, not for numbers.
@@ -296,7 +298,7 @@ def replay(
     engine = state[0]
     engine["num_free_blocks"] = engine["least_free_blocks"] = limits.num_gpu_blocks - 1  # block 0 is the null block
     if limits.tracks_blocks:
-        lay_out_blocks(engine, blocks, keys, table)
+        lay_out_blocks(engine, blocks, table)
     running, alarms = np.empty(cap + 1, np.int64), np.empty(cap + 1, np.int64)
     groups = np.zeros((limits.block_size, cap + 1 if limits.tracks_blocks else 1), np.int64)
     queue = np.empty(len(requests) + 1, np.int64)
@@ -309,7 +311,7 @@ def replay(
     gaps, events = np.empty(1024 + most_per_step, GAP), np.empty(2 * int(room[4]), EVENT)
     while True:
         outcome = run(
-            requests, state, running, queue, blocks, keys, table, accept, limits, step_time, noise, windows, alarms,
+            requests, state, running, queue, blocks, prefixes, table, accept, limits, step_time, noise, windows, alarms,
             groups, flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
         )  # fmt: skip
         if outcome != FULL:
@@ -335,7 +337,7 @@ def grown(rows: Rows, num_rows: int, room: int) -> Rows:
 
 @compiled
 def run(
-    requests, state, running, queue, blocks, keys, table, accept, limits, step_time, noise, windows, alarms, groups,
+    requests, state, running, queue, blocks, prefixes, table, accept, limits, step_time, noise, windows, alarms, groups,
     flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
 ):  # fmt: skip
     """The engine loop, until it ends or one of the growing arrays lacks `room` for what a step may add.
@@ -370,7 +372,7 @@ def run(
                 engine, requests, running, alarms, groups, peaks, limits, flights, entries, flight.is_recorded
             )  # fmt: skip
             schedule(
-                engine, requests, running, queue, blocks, keys, table, groups, limits, step_time, noise, flight,
+                engine, requests, running, queue, blocks, prefixes, table, groups, limits, step_time, noise, flight,
                 entries[slot], steps, events,
             )  # fmt: skip
             engine.num_flights += 1
@@ -393,7 +395,7 @@ def run(
             wake_due(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
         engine.now_ns = max(engine.now_ns, flight.end_ns)
         process_output(
-            engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries[engine.oldest],
+            engine, requests, running, queue, blocks, prefixes, table, accept, limits, flight, entries[engine.oldest],
             gaps, events,
         )  # fmt: skip
         close_step(engine, flight, peaks, steps, shared)
@@ -459,7 +461,7 @@ def is_in_window(engine, windows):
 
 @inlined
 def schedule(
-    engine, requests, running, queue, blocks, keys, table, groups, limits, step_time, noise, flight, entries, steps,
+    engine, requests, running, queue, blocks, prefixes, table, groups, limits, step_time, noise, flight, entries, steps,
     events,
 ):  # fmt: skip
     """One call of schedule(): decide the batch, start it, write its row.
@@ -477,9 +479,9 @@ def schedule(
     flight.num_entries = 0
     flight.num_asleep = engine.num_asleep
     flight.num_gaps = 0
-    schedule_running(engine, requests, running, queue, blocks, keys, table, groups, limits, flight, entries, events)
+    schedule_running(engine, requests, running, queue, blocks, prefixes, table, groups, limits, flight, entries, events)
     if engine.num_preempted == 0:
-        schedule_waiting(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events)
+        schedule_waiting(engine, requests, running, queue, blocks, prefixes, table, limits, flight, entries, events)
     start_step(engine, requests, limits, step_time, noise, flight, entries, steps, events)
     if flight.step >= 0 and num_waiting(engine) > 0:
         record(flight, engine, events, flight.step, HELD, queue_head(engine, queue, limits), engine.held_by)
@@ -497,7 +499,9 @@ def threshold_of_this_step(engine, limits):
 
 
 @inlined
-def schedule_running(engine, requests, running, queue, blocks, keys, table, groups, limits, flight, entries, events):
+def schedule_running(
+    engine, requests, running, queue, blocks, prefixes, table, groups, limits, flight, entries, events
+):
     """Pass 1: running requests in their order; short of blocks, one of them is preempted."""
     engine.index = 0
     engine.next_taker = engine.next_registrar = 1
@@ -510,12 +514,14 @@ def schedule_running(engine, requests, running, queue, blocks, keys, table, grou
         if num_tokens == 0:
             engine.index += 1
             continue
-        serve_asleep(request.seat, engine, requests, blocks, keys, table, groups, limits)
+        serve_asleep(request.seat, engine, requests, blocks, prefixes, table, groups, limits)
         is_victim = False
-        while not is_victim and not allocate(request, engine, blocks, keys, table, limits, num_tokens, 0):
+        while not is_victim and not allocate(request, engine, blocks, prefixes, table, limits, num_tokens, 0):
             position = victim_position(engine, requests, running, limits)
             is_victim = running[position] == row
-            preempt(position, engine, requests, running, queue, blocks, table, limits, flight, entries, events)
+            preempt(
+                position, engine, requests, running, queue, blocks, prefixes, table, limits, flight, entries, events
+            )
         if is_victim:
             break
         num_drafts = num_tokens + request.num_computed - request.num_known - request.num_placeholders
@@ -523,7 +529,7 @@ def schedule_running(engine, requests, running, queue, blocks, keys, table, grou
         request.num_drafts = 0
         add_entry(row, num_tokens, num_drafts, False, engine, limits, flight, entries)
         engine.index += 1
-    serve_asleep(engine.num_seated, engine, requests, blocks, keys, table, groups, limits)
+    serve_asleep(engine.num_seated, engine, requests, blocks, prefixes, table, groups, limits)
 
 
 @inlined
@@ -561,7 +567,7 @@ def victim_position(engine, requests, running, limits):
 
 
 @compiled
-def preempt(position, engine, requests, running, queue, blocks, table, limits, flight, entries, events):
+def preempt(position, engine, requests, running, queue, blocks, prefixes, table, limits, flight, entries, events):
     """Free a running request's blocks and let it wait, to be computed again.
 
     By priority it may already be in this step's batch; then it is taken out, and its budget returned.
@@ -574,6 +580,8 @@ def preempt(position, engine, requests, running, queue, blocks, table, limits, f
     if position < engine.index:
         engine.index -= 1
         withdraw_entry(row, engine, limits, flight, entries)
+    if limits.tracks_blocks:  # what it alone has, it may find again
+        list_blocks(victim, victim.num_registered, engine, blocks, prefixes, table, limits)
     release(victim, engine, blocks, table, limits)
     record(flight, engine, events, engine.num_steps, PREEMPTED, row, victim.num_computed)
     if limits.swaps:
@@ -605,7 +613,7 @@ def withdraw_entry(row, engine, limits, flight, entries):
 
 
 @inlined
-def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limits, flight, entries, events):
+def schedule_waiting(engine, requests, running, queue, blocks, prefixes, table, limits, flight, entries, events):
     """Pass 2: the head of the waiting queue, again and again, until something stops it."""
     may_pad = limits.num_spec_tokens > 0
     for j in range(flight.num_entries):
@@ -620,7 +628,7 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
     ):
         row = queue_head(engine, queue, limits)
         request = requests[row]
-        num_hits = look_up(request, engine, blocks, keys, table, limits)
+        num_hits = look_up(request, engine, blocks, prefixes, table, limits)
         num_hit_tokens = num_hits * limits.block_size
         most = min(engine.token_budget, engine.input_budget - limits.num_extra_inputs)
         # Nothing of it is computed, unless it returns from CPU memory; then nothing is looked up.
@@ -640,7 +648,7 @@ def schedule_waiting(engine, requests, running, queue, blocks, keys, table, limi
         if not may_admit(request, engine, limits, num_tokens, num_hits):
             engine.held_by = NO_BLOCKS
             return
-        allocate(request, engine, blocks, keys, table, limits, num_tokens, num_hits)
+        allocate(request, engine, blocks, prefixes, table, limits, num_tokens, num_hits)
         is_resumed = request.num_preemptions > 0
         if not is_resumed:
             request.first_scheduled_ns = max(engine.now_ns, engine.gpu_free_ns)
@@ -708,7 +716,7 @@ def start_step(engine, requests, limits, step_time, noise, flight, entries, step
             step_time, flight.num_asleep + flight.num_entries, prefill_tokens, kv_decode_tokens, prefill_attention,
             num_draft_tokens, kv_prefill_tokens,
         )  # fmt: skip
-        end_ns += noisy_ns(plain_ns, noise, prefill_tokens > 0, engine.num_steps)
+        end_ns += noisy_ns(plain_ns, noise, prefill_tokens > 0, engine.num_steps, start_ns)
     end_ns += engine.num_swapped * limits.swap_ns_per_token
     engine.gpu_free_ns = end_ns
     flight.end_ns = end_ns
@@ -818,16 +826,17 @@ def step_ns(
 
 
 @inlined
-def noisy_ns(plain_ns, noise, has_prefill, step):
+def noisy_ns(plain_ns, noise, has_prefill, step, start_ns):
     """The time of a step with its noise, whole nanoseconds."""
     if noise.shape[1] == 0:
         return plain_ns
-    return np.int64(np.rint(plain_ns * noise[int(has_prefill), step % noise.shape[1]]))
+    pace = noise[2, min(start_ns // NS_PER_S, noise.shape[1] - 1)]
+    return np.int64(np.rint(plain_ns * noise[int(has_prefill), step % noise.shape[1]] * pace))
 
 
 @inlined
 def process_output(
-    engine, requests, running, queue, blocks, keys, table, accept, limits, flight, entries, gaps, events
+    engine, requests, running, queue, blocks, prefixes, table, accept, limits, flight, entries, gaps, events
 ):
     """Deliver a step's tokens in batch order; finished requests return their blocks at once.
 
@@ -843,7 +852,7 @@ def process_output(
         is_stale = entry.num_preemptions != request.num_preemptions
         num_accepted = 0
         if entry.drafts > 0 and not entry.is_admission:
-            num_accepted = min(accept[(request.accept_offset + request.num_outputs) % len(accept)], entry.drafts)
+            num_accepted = min(accept[(request.identity + request.num_outputs) % len(accept)], entry.drafts)
         if not is_stale:
             request.num_computed -= entry.drafts - num_accepted
             if limits.is_async:
@@ -857,7 +866,7 @@ def process_output(
                 request.is_finished = True
                 break
         if limits.is_async and not is_stale:
-            register(request, blocks, keys, table, limits, request.num_computed - request.num_placeholders)
+            register(request, engine, blocks, prefixes, table, limits, request.num_computed - request.num_placeholders)
         if request.is_finished:
             engine.must_announce_finished = True
             release(request, engine, blocks, table, limits)
@@ -901,6 +910,7 @@ def close_step(engine, flight, peaks, steps, shared):
         if engine.num_shared == 0 or shared[engine.num_shared - 1].gap_ns != gap_ns:
             shared[engine.num_shared].gap_ns = gap_ns
             shared[engine.num_shared].count = 0
+            shared[engine.num_shared].step = flight.step
             engine.num_shared += 1
         shared[engine.num_shared - 1].count += flight.num_gaps
 
@@ -922,6 +932,7 @@ def deliver_token(row, request, engine, flight, gaps, events):
             gap = gaps[engine.num_gaps]
             gap.gap_ns = gap_ns
             gap.request = row
+            gap.last_step = request.last_token_step
             gap.step = flight.step
             engine.num_gaps += 1
     request.last_token_ns = flight.end_ns
@@ -1119,7 +1130,7 @@ def leave_group(row, engine, requests, groups, limits):
 
 
 @inlined
-def serve_asleep(seat, engine, requests, blocks, keys, table, groups, limits):
+def serve_asleep(seat, engine, requests, blocks, prefixes, table, groups, limits):
     """The block verbs of those asleep before a seat: who starts a block takes one, who has filled one registers it.
 
     A block counts as filled when its last token is known at the moment of scheduling, as in `allocate`: synchronously
@@ -1130,7 +1141,7 @@ def serve_asleep(seat, engine, requests, blocks, keys, table, groups, limits):
     group = groups[engine.num_steps % limits.block_size]
     while engine.next_taker <= group[0] and requests[group[engine.next_taker]].seat < seat:
         request = requests[group[engine.next_taker]]
-        table[request.slot, request.num_blocks] = take_block(blocks, keys)
+        take_blocks(1, engine, blocks)
         request.num_blocks += 1
         engine.next_taker += 1
     known = 0 if limits.is_async else 1
@@ -1138,7 +1149,7 @@ def serve_asleep(seat, engine, requests, blocks, keys, table, groups, limits):
     while engine.next_registrar <= group[0] and requests[group[engine.next_registrar]].seat < seat:
         request = requests[group[engine.next_registrar]]
         num_tokens = request.num_computed + engine.num_steps - request.asleep_since + known
-        register(request, blocks, keys, table, limits, num_tokens)
+        register(request, engine, blocks, prefixes, table, limits, num_tokens)
         engine.next_registrar += 1
 
 
@@ -1278,7 +1289,7 @@ def may_admit(request, engine, limits, num_tokens, num_hits):
 
 
 @inlined
-def allocate(request, engine, blocks, keys, table, limits, num_tokens, num_hits):
+def allocate(request, engine, blocks, prefixes, table, limits, num_tokens, num_hits):
     """True if `request` now owns blocks for `num_tokens` more; False, nothing changed, if the pool is short.
 
     Hit blocks are those of the last lookup. Full blocks of known tokens enter the prefix cache here, before they are
@@ -1296,17 +1307,17 @@ def allocate(request, engine, blocks, keys, table, limits, num_tokens, num_hits)
             block = table[len(table) - 1, j]
             hold(block, blocks)
             table[request.slot, j] = block
-        for j in range(request.num_blocks + num_hits, request.num_blocks + num_hits + num_new):
-            table[request.slot, j] = take_block(blocks, keys)
+        take_blocks(num_new, engine, blocks)
     request.num_blocks += num_hits + num_new
     request.num_registered += num_hits
+    request.num_listed += num_hits
     num_computed = request.num_computed + num_hits * limits.block_size + num_tokens
-    register(request, blocks, keys, table, limits, min(num_computed, request.num_known))
+    register(request, engine, blocks, prefixes, table, limits, min(num_computed, request.num_known))
     return True
 
 
 @inlined
-def look_up(request, engine, blocks, keys, table, limits):
+def look_up(request, engine, blocks, prefixes, table, limits):
     """Number of leading blocks found in the prefix cache; their ids go to the scratch row of `table`.
 
     The last known token is always computed again, so a prompt that ends on a block border never hits its last block.
@@ -1317,9 +1328,14 @@ def look_up(request, engine, blocks, keys, table, limits):
     if not limits.tracks_blocks:
         return num_hits
     most = (request.num_known - 1) // limits.block_size
+    if request.num_preemptions == 0:
+        most = min(most, request.num_shared_blocks)  # what nobody else has it never had itself
     while num_hits < most:
-        block = keys[keys[request.first_key + num_hits].key].first_block
-        if block < 0:
+        key = key_of(request, num_hits, prefixes, limits)
+        block = blocks[bucket_of(key, blocks)].bucket_first
+        while block > 0 and blocks[block].key != key:
+            block = blocks[block].next_same
+        if block == 0:
             break
         table[len(table) - 1, num_hits] = block
         num_hits += 1
@@ -1330,43 +1346,74 @@ def look_up(request, engine, blocks, keys, table, limits):
     return num_hits
 
 
+@inlined
+def key_of(request, block, prefixes, limits):
+    """The key of a request's block: a number for its content and all before it, its own where nobody shares that.
+
+    Source: vLLM 0.32, v1/core/kv_cache_utils.py: a block's hash covers its tokens and the hash of the block before it.
+    """
+    if block >= request.num_shared_blocks:
+        return -1 - (request.identity << 32) - block
+    # The id in which the block ends, and how many blocks end in an id, at most.
+    at = ((block + 1) * limits.block_size - 1) // limits.id_block_tokens
+    most = limits.id_block_tokens // limits.block_size + 1
+    return prefixes[request.first_prefix + at] * most + block - at * limits.id_block_tokens // limits.block_size
+
+
+@inlined
+def bucket_of(key, blocks):
+    """The row of `blocks` that has the bucket of a key; keys that follow each other lie side by side in memory."""
+    bucket = ((((key >> 5) * 0x1E3779B97F4A7C15 >> 32 & 0xFFFFFFFF) * len(blocks)) >> 32) + (key & 31)
+    return bucket if bucket < len(blocks) else bucket - len(blocks)
+
+
 @compiled
-def register(request, blocks, keys, table, limits, num_tokens):
+def register(request, engine, blocks, prefixes, table, limits, num_tokens):
     """Enter a request's full blocks within its first `num_tokens` tokens into the prefix cache."""
     if limits.tracks_blocks:
-        while request.num_registered < num_tokens // limits.block_size:
-            block = table[request.slot, request.num_registered]
-            key = keys[request.first_key + request.num_registered].key
-            blocks[block].key = key
-            blocks[block].next_same = -1
-            blocks[block].last_same = keys[key].last_block
-            if keys[key].last_block < 0:
-                keys[key].first_block = block
-            else:
-                blocks[keys[key].last_block].next_same = block
-            keys[key].last_block = block
-            request.num_registered += 1
+        num_full = num_tokens // limits.block_size
+        if num_full > request.num_registered:
+            list_blocks(request, min(num_full, request.num_shared_blocks), engine, blocks, prefixes, table, limits)
+            request.num_registered = num_full
+
+
+@inlined
+def list_blocks(request, until, engine, blocks, prefixes, table, limits):
+    """Let a request's leading blocks be found by their keys, each after those that had its key before."""
+    for j in range(request.num_listed, until):
+        block = engine.free_row
+        row = blocks[block]
+        engine.free_row = row.next_same
+        row.key = key_of(request, j, prefixes, limits)
+        row.num_references = 1
+        bucket = blocks[bucket_of(row.key, blocks)]
+        row.next_same = 0
+        row.last_same = bucket.bucket_last
+        if bucket.bucket_last == 0:
+            bucket.bucket_first = block
+        else:
+            blocks[bucket.bucket_last].next_same = block
+        bucket.bucket_last = block
+        table[request.slot, j] = block
+        request.num_listed += 1
 
 
 @compiled
 def release(request, engine, blocks, table, limits):
     """Give all blocks back, the last one first.
 
-    Those in the prefix cache go to the back of the free list; the others to its front, the request's last block to
-    the very front.
+    Those in the prefix cache go to the back of the free queue, the others to its front.
     """
     if limits.tracks_blocks:
-        for j in range(request.num_blocks - 1, -1, -1):
+        if request.num_blocks > request.num_registered:
+            put_at_front(request.num_registered - request.num_blocks, engine, blocks)
+        if request.num_registered > request.num_listed:
+            put_at_back(request.num_listed - request.num_registered, engine, blocks)
+        for j in range(request.num_listed - 1, -1, -1):
             block = table[request.slot, j]
             blocks[block].num_references -= 1
             if blocks[block].num_references == 0:
-                engine.num_free_blocks += 1
-                if blocks[block].key >= 0:
-                    put_after(blocks[0].last_free, block, blocks)
-        for j in range(request.num_blocks):
-            block = table[request.slot, j]
-            if blocks[block].num_references == 0 and blocks[block].key < 0:
-                put_after(0, block, blocks)
+                put_at_back(block, engine, blocks)
         if request.num_blocks > 0:
             table[request.slot, 0] = engine.free_slot
             engine.free_slot = request.slot
@@ -1374,60 +1421,24 @@ def release(request, engine, blocks, table, limits):
         engine.num_free_blocks += request.num_blocks
     request.num_blocks = 0
     request.num_registered = 0
+    request.num_listed = 0
 
 
 @compiled
-def number_blocks(flat, first_key, num_shared, ids, bounds, id_block_tokens, block_size, nodes):
-    """Write the key of every block to `flat`, -1 before; see `planner.block_keys`. Returns how many keys there are.
-
-    `nodes` is a hash table, empty at first: the ids up to some place and the number of the first block that ends in
-    the last one.
-    """
-    num_keys = 0
-    mask = len(nodes) - 1
-    for request in range(len(bounds)):
-        base, node = first_key[request], np.int64(-1)
-        for j in range(bounds[request, 0], bounds[request, 1]):
-            depth = j - bounds[request, 0]
-            # The blocks that end within this id; two requests share them when all ids up to here are equal.
-            begin = depth * id_block_tokens // block_size
-            end = (depth + 1) * id_block_tokens // block_size
-            at = (node + 1) * 0x1E3779B97F4A7C15 + ids[j] * 0x2545F4914F6CDD1D
-            at = (at ^ at >> 31) & mask
-            while nodes[at].number > 0 and (nodes[at].before != node or nodes[at].content != ids[j]):
-                at = (at + 1) & mask
-            if nodes[at].number == 0:
-                nodes[at].before = node
-                nodes[at].content = ids[j]
-                nodes[at].number = num_keys + 1
-                # At least one number a node, so that a node without a block of its own is told apart all the same.
-                num_keys += max(end - begin, 1)
-            node = nodes[at].number - 1
-            for block in range(begin, min(end, num_shared[request])):
-                flat[base + block] = node + block - begin
-            if end >= num_shared[request]:
-                break
-    for j in range(len(flat)):
-        if flat[j] < 0:
-            flat[j] = num_keys
-            num_keys += 1
-    return num_keys
-
-
-@compiled
-def lay_out_blocks(engine, blocks, keys, table):
-    """All blocks free in the order of their ids, no key with a block, all rows of the table free."""
+def lay_out_blocks(engine, blocks, table):
+    """All blocks free, nothing cached, all rows of the table free."""
     for block in range(len(blocks)):
-        blocks[block].num_references = 0
-        blocks[block].key = -1
-        blocks[block].next_free = (block + 1) % len(blocks)
-        blocks[block].last_free = (block - 1) % len(blocks)
-    for key in range(len(keys)):
-        keys[key].first_block = -1
-        keys[key].last_block = -1
+        row = blocks[block]
+        row.next_same = (block + 1) % len(blocks)
+        row.bucket_first = 0
+        row.bucket_last = 0
     for slot in range(len(table)):
         table[slot, 0] = slot + 1
     engine.free_slot = 0
+    engine.free_row = 1
+    engine.first_queued = 0
+    engine.num_free_queued = 1
+    blocks[0].queued = -engine.num_free_blocks
 
 
 @inlined
@@ -1439,48 +1450,94 @@ def take_slot(request, engine, table):
 
 @inlined
 def hold(block, blocks):
-    """One more holder of a block; the first one takes it off the free list."""
+    """One more holder of a block; the first one takes it out of the free queue."""
     if blocks[block].num_references == 0:
-        unlink_free(block, blocks)
+        blocks[blocks[block].place].queued = 0
     blocks[block].num_references += 1
 
 
 @inlined
-def take_block(blocks, keys):
-    """The block at the front of the free list, for new content: only now does it leave the prefix cache."""
-    block = blocks[0].next_free
-    unlink_free(block, blocks)
-    row = blocks[block]
-    row.num_references = 1
-    if row.key >= 0:
-        if row.last_same < 0:
-            keys[row.key].first_block = row.next_same
-        else:
-            blocks[row.last_same].next_same = row.next_same
-        if row.next_same < 0:
-            keys[row.key].last_block = row.last_same
-        else:
-            blocks[row.next_same].last_same = row.last_same
-        row.key = -1
-    return block
+def take_blocks(num, engine, blocks):
+    """So many blocks from the front of the free queue, for new content: only now do they leave the prefix cache."""
+    while num > 0:
+        front = blocks[engine.first_queued]
+        if front.queued < -num:
+            front.queued += num
+            return
+        if front.queued < 0:
+            num += front.queued
+        elif front.queued > 0:
+            num -= 1
+            unlist(front.queued, engine, blocks)
+        engine.num_free_queued -= 1
+        engine.first_queued += 1
+        if engine.first_queued == len(blocks):
+            engine.first_queued = 0
 
 
 @inlined
-def unlink_free(block, blocks):
-    """Take a block out of the free list."""
+def unlist(block, engine, blocks):
+    """Nobody finds a block any more."""
     row = blocks[block]
-    blocks[row.last_free].next_free = row.next_free
-    blocks[row.next_free].last_free = row.last_free
+    bucket = blocks[bucket_of(row.key, blocks)]
+    if row.last_same == 0:
+        bucket.bucket_first = row.next_same
+    else:
+        blocks[row.last_same].next_same = row.next_same
+    if row.next_same == 0:
+        bucket.bucket_last = row.last_same
+    else:
+        blocks[row.next_same].last_same = row.last_same
+    row.next_same = engine.free_row
+    engine.free_row = block
 
 
 @inlined
-def put_after(place, block, blocks):
-    """Put a block into the free list behind `place`; behind the null block is the front."""
-    row = blocks[block]
-    row.last_free = place
-    row.next_free = blocks[place].next_free
-    blocks[row.next_free].last_free = block
-    blocks[place].next_free = block
+def put_at_back(entry, engine, blocks):
+    """Put a block, or minus so many that nobody can find, at the back of the free queue."""
+    if engine.num_free_queued == len(blocks):
+        tidy_up(engine, blocks)
+    place = engine.first_queued + engine.num_free_queued
+    put(entry, place if place < len(blocks) else place - len(blocks), engine, blocks)
+
+
+@inlined
+def put_at_front(entry, engine, blocks):
+    """The same at its front."""
+    if engine.num_free_queued == len(blocks):
+        tidy_up(engine, blocks)
+    engine.first_queued = (engine.first_queued if engine.first_queued > 0 else len(blocks)) - 1
+    put(entry, engine.first_queued, engine, blocks)
+
+
+@inlined
+def put(entry, place, engine, blocks):
+    """Take a place of the free queue."""
+    blocks[place].queued = entry
+    engine.num_free_queued += 1
+    if entry > 0:
+        blocks[entry].place = place
+        engine.num_free_blocks += 1
+    else:
+        engine.num_free_blocks -= entry
+
+
+@compiled
+def tidy_up(engine, blocks):
+    """Close the gaps that blocks left when somebody found them in the free queue."""
+    to = engine.first_queued
+    num_kept = 0
+    at = to
+    for _ in range(engine.num_free_queued):
+        entry = blocks[at].queued
+        if entry != 0:
+            blocks[to].queued = entry
+            if entry > 0:
+                blocks[entry].place = to
+            num_kept += 1
+            to = to + 1 if to + 1 < len(blocks) else 0
+        at = at + 1 if at + 1 < len(blocks) else 0
+    engine.num_free_queued = num_kept
 
 
 @inlined

@@ -1,7 +1,7 @@
 """Predicted against measured: the latencies of a replay beside those that a client saw."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,10 @@ SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 """The numbers of a `Spread`."""
 CLOSE, FAR = 0.15, 0.5
 """Largest misses up to which the numbers, and the order of settings, are to be trusted."""
-NUM_SEEDS = 5
-"""Replays with scattered step times, pooled."""
+MOST_RUNS, LEAST_RUNS = 20, 5
+"""Replays with scattered step times."""
+MOST_REPLAYED = 200_000
+"""Requests in all of them, beyond the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +34,26 @@ class Comparison:
     """From the replays, pooled."""
     measured_values: Distribution
     """From the client."""
+    runs: tuple[Spread, ...]
+    """The numbers of each replay."""
 
     @property
     def predicted(self) -> Spread:
-        """The numbers of the replays."""
-        return spread(self.predicted_values)
+        """The numbers of a typical run: each is the median over the replays.
+
+        What was measured is one run as well. Pooled, a single run with a long queue would make the tail.
+        """
+        return Spread(*np.median([astuple(run) for run in self.runs], axis=0).tolist())
 
     @property
     def measured(self) -> Spread:
         """The numbers of the client."""
         return spread(self.measured_values)
+
+    def reach_s(self, share: str) -> tuple[float, float]:
+        """The least and the most of one of `SHARES` in any of the replays, seconds."""
+        of_runs = [float(getattr(run, f"{share}_s")) for run in self.runs]
+        return min(of_runs), max(of_runs)
 
     def relative_error(self, share: str) -> float:
         """Predicted ÷ measured − 1 at one of `SHARES`; NaN without values, or where clients saw 0."""
@@ -52,20 +64,23 @@ class Comparison:
 def served(trace: RequestTrace, engine_config: EngineConfig, model: Model) -> tuple[Replay, ...]:
     """A setting as a server runs it, to be held against what was measured.
 
-    Where the model knows how single steps of the log scattered, `NUM_SEEDS` replays with that scatter, so that the
-    pooled tails hold it; elsewhere one plain replay.
+    Where the model knows how single steps of the log scattered, several replays with that scatter, each a run that
+    might have been measured; elsewhere one plain replay. Where the log is of this very trace, the server's slow and
+    fast spells come when they came.
     """
-    noise = None if isinstance(model, StepTime) else model.noise
     step_time = step_time_of(model)
-    if noise is None:
+    if isinstance(model, StepTime) or model.noise is None:
         return (replay(trace, engine_config, step_time, keeps_steps=False),)
+    is_own = model.pace is not None and model.pace.trace_digest == trace.digest
+    noise = model.pace if is_own and model.pace is not None else model.noise
+    num_runs = min(max(MOST_REPLAYED // max(len(trace), 1), LEAST_RUNS), MOST_RUNS)
     return tuple(
-        replay(trace, engine_config, step_time, noise=noise.draw(seed), keeps_steps=False) for seed in range(NUM_SEEDS)
+        replay(trace, engine_config, step_time, noise=noise.draw(seed), keeps_steps=False) for seed in range(num_runs)
     )
 
 
 def compare(runs: Sequence[Replay], measured: MeasuredRequests) -> tuple[Comparison, ...]:
-    """The same latencies, by the same definitions, from one or more replays (pooled) and from a client.
+    """The same latencies, by the same definitions, from one or more replays and from a client.
 
     Latencies that were not measured are left out.
 
@@ -75,18 +90,20 @@ def compare(runs: Sequence[Replay], measured: MeasuredRequests) -> tuple[Compari
     num_gaps = np.where(measured.num_outputs > 1, measured.num_outputs - 1, 1)
     tpot = np.where(measured.num_outputs > 1, (measured.last_token_s - measured.first_token_s) / num_gaps, np.nan)
     pairs = {
-        "itl": (pooled([itl(run) for run in runs]), distribution(measured.gap_s)),
-        "worst_gap": (_of_all(runs, lambda run: run.worst_gap_s), distribution(measured.worst_gap_s)),
-        "tpot": (_of_all(runs, tpot_s), distribution(tpot)),
-        "ttft": (_of_all(runs, ttft_s), distribution(measured.first_token_s - measured.arrival_s)),
-        "e2e": (_of_all(runs, e2e_s), distribution(measured.last_token_s - measured.arrival_s)),
+        "itl": ([itl(run) for run in runs], distribution(measured.gap_s)),
+        "worst_gap": ([distribution(run.worst_gap_s) for run in runs], distribution(measured.worst_gap_s)),
+        "tpot": ([distribution(tpot_s(run)) for run in runs], distribution(tpot)),
+        "ttft": (
+            [distribution(ttft_s(run)) for run in runs],
+            distribution(measured.first_token_s - measured.arrival_s),
+        ),
+        "e2e": ([distribution(e2e_s(run)) for run in runs], distribution(measured.last_token_s - measured.arrival_s)),
     }
-    return tuple(Comparison(name, predicted, seen) for name, (predicted, seen) in pairs.items() if seen.num)
-
-
-def _of_all(runs: Sequence[Replay], latency: Callable[[Replay], Floats]) -> Distribution:
-    """One latency per request, of all replays together."""
-    return distribution(np.concatenate([latency(run) for run in runs]))
+    return tuple(
+        Comparison(name, pooled(of_runs), seen, tuple(map(spread, of_runs)))
+        for name, (of_runs, seen) in pairs.items()
+        if seen.num
+    )
 
 
 def mismatches(trace: RequestTrace, measured: MeasuredRequests) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner import kernel
 from planner.replay import Replay
 
 UNSTABLE_GROWTH = 0.05
@@ -50,6 +49,11 @@ class Distribution:
     def excess_s(self, limit_s: float) -> float:
         """Sum of the parts of the values above `limit_s`, seconds."""
         return float((np.maximum(self.value_s - limit_s, 0.0) * self.count).sum())
+
+    def excess_share(self, limit_s: float) -> float:
+        """That sum ÷ the sum of all values, 0–1; NaN where nothing took any time."""
+        total_s = self.excess_s(0.0)
+        return self.excess_s(limit_s) / total_s if total_s > 0 else float("nan")
 
 
 def distribution(values_s: npt.NDArray[Any]) -> Distribution:
@@ -110,18 +114,34 @@ def _counted(gap_ns: npt.NDArray[np.int64], weight: npt.NDArray[np.int64]) -> Di
 def itl_of_requests(run: Replay, is_member: npt.NDArray[np.bool_]) -> Distribution:
     """Inter-token latency pooled over some requests only.
 
+    A request has a token in every step from its first to its last, but for those that its listed gaps pass over.
+
     Parameters
     ----------
     run : Replay
-        Replayed with events of all steps (`WHOLE_REPLAY`).
     is_member : (n,) bool
         The requests whose gaps count.
     """
-    tokens = run.events[run.events["kind"] == kernel.TOKEN]
-    tokens = tokens[is_member[tokens["request"]]]
-    tokens = tokens[np.argsort(tokens["request"], kind="stable")]
-    gap_ns = np.diff(run.steps["end_ns"][tokens["step"]])
-    return distribution(gap_ns[np.diff(tokens["request"]) == 0] / 1e9)
+    num_requests = len(is_member)
+    listed = run.gaps[is_member[run.gaps["request"]]]
+    num_listed = np.bincount(listed["request"], minlength=num_requests)
+    num_passed = np.zeros(num_requests, np.int64)
+    np.add.at(num_passed, listed["request"], listed["step"] - listed["last_step"])
+    last = run.last_token_step
+    first = last - (run.num_outputs - 1 - num_listed) - num_passed
+    streams = is_member & (run.num_outputs > 1)
+    # Of how many members a step brings the token after that of the step before; then before which step how many came.
+    begins = np.concatenate([first[streams], listed["step"]])
+    ends = np.concatenate([last[streams], listed["last_step"]])
+    num_steps = int(last.max(initial=0)) + 1
+    change = np.bincount(begins + 1, minlength=num_steps + 1) - np.bincount(ends + 1, minlength=num_steps + 1)
+    num_before = np.concatenate([[0], np.cumsum(np.cumsum(change))])
+    count = np.diff(num_before[run.shared_gaps["step"]], append=num_before[-1])
+    has_any = count > 0
+    return _counted(
+        np.concatenate([run.shared_gaps["gap_ns"][has_any], listed["gap_ns"]]),
+        np.concatenate([count[has_any], np.ones(len(listed), np.int64)]),
+    )
 
 
 def ttft_s(run: Replay) -> npt.NDArray[np.float64]:
@@ -280,7 +300,7 @@ def summarise(
         itl_at_percentile_s=gaps.percentile(itl_percentile),
         itl_attainment=gaps.share_within(itl_target_s),
         stalled_s=gaps.excess_s(itl_target_s),
-        stalled_share=gaps.excess_s(itl_target_s) / gaps.excess_s(0.0) if gaps.num else float("nan"),
+        stalled_share=gaps.excess_share(itl_target_s),
         ttft=spread(ttft),
         ttft_at_percentile_s=ttft.percentile(ttft_percentile),
         tpot=spread(distribution(tpot_s(run))),

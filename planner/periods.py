@@ -15,6 +15,7 @@ MIN_FOLLOWING = 100
 """With fewer steps that follow each other, stamps to the second say too little."""
 MAX_COARSE = 0.5
 """More than this share of the logged time between steps means that stamps to the second do not belong to the steps."""
+SMOOTHED = 65
 MAX_ERROR = 0.02
 """Largest standard error of the time between steps, as a share of the mean step, that still helps."""
 
@@ -65,6 +66,40 @@ def with_periods(log: StepLog, follows: npt.NDArray[np.bool_] | None = None) -> 
         f"{said}."
     )
     return replace(log, step_s=step_s), overhead_s, (notice,)
+
+
+def starts_s(
+    log: StepLog, admitted_in: npt.NDArray[np.int64], sent_s: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64] | None:
+    """When each of k steps began, by the clock of the r requests that it served; None without time stamps.
+
+    The clocks are shifted until the request that waited least waited not at all. Stamps to the second are smoothed
+    over `SMOOTHED` steps, to a tenth of a second or so.
+
+    Parameters
+    ----------
+    log : StepLog
+        With `step_s` from step to step.
+    admitted_in : (r,) int64
+        The step in which each request was admitted.
+    sent_s : (r,) float64
+        When it was sent.
+
+    Returns
+    -------
+    (k,) float64
+        Seconds.
+    """
+    if log.stamp_s is None or len(admitted_in) == 0:
+        return None
+    elapsed_s = np.cumsum(log.step_s)
+    late_s = log.stamp_s - elapsed_s
+    if not np.any(log.stamp_s % 1.0):
+        window = np.ones(min(SMOOTHED, len(log)))
+        late_s = np.convolve(late_s, window, "same") / np.convolve(np.ones(len(log)), window, "same")
+    start_s = late_s + elapsed_s - log.step_s
+    shifted: npt.NDArray[np.float64] = start_s - np.min(start_s[admitted_in] - sent_s)
+    return shifted
 
 
 def _is_well_known(log: StepLog, follows: npt.NDArray[np.bool_]) -> bool:

@@ -13,13 +13,12 @@ from planner.engine_config import VLLM_VERSION, EngineConfig, changed_flags
 from planner.errors import BadPlan
 from planner.json_values import from_json, to_json
 from planner.metrics import Summary
+from planner.reasons import binding_constraint, no_op_flags
 from planner.search import SEARCHED, Objective, Recommendation, SearchSpace, in_order
 from planner.slo import Slo
 from planner.step_time import Coefficient, Covered, Model, StepTime
 from planner.verdict import (
-    binding_constraint,
     confidence_sentences,
-    no_op_flags,
     not_simulated,
     rules_in_force,
     slo_sentence,

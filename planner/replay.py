@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from planner import kernel
-from planner.block_keys import block_keys
 from planner.engine_config import DRAFTERS, EngineConfig, check_flags
 from planner.errors import Cancelled
 from planner.step_time import StepTime
@@ -20,7 +19,7 @@ MAX_STEPS = 10_000_000
 """A replay stops here; about 1 GB of step rows, far above any real trace that moves at all."""
 NO_LIMIT = 1 << 40
 """Stands for a context length that is not bounded, tokens."""
-NO_NOISE = np.ones((2, 0))
+NO_NOISE = np.ones((3, 0))
 """Every step takes exactly what the equation says."""
 OUTCOMES = {
     kernel.DONE: "done",
@@ -83,6 +82,8 @@ class Replay:
     """(n,) seconds; the last token that appeared."""
     worst_gap_s: npt.NDArray[np.float64]
     """(n,) seconds; NaN below two tokens."""
+    last_token_step: npt.NDArray[np.int64]
+    """(n,) the step that brought the last token; 0 where none did."""
     num_outputs: npt.NDArray[np.int64]
     """(n,) tokens delivered."""
     is_finished: npt.NDArray[np.bool_]
@@ -139,8 +140,8 @@ def replay(
     windows_ns : sequence of (int, int)
         From when until when to keep who ran in each step, nanoseconds, in order and apart; `WHOLE_REPLAY` keeps all,
         at 32 bytes and more per token.
-    noise : (2, m) float64
-        Factors on step times, from `StepNoise.draw`; without, every step takes what the equation says.
+    noise : (3, m) float64
+        Factors on step times, from `StepNoise.draw` or `Pace.draw`; without, every step takes what the equation says.
     what_if : WhatIf
         Policies that vLLM does not have; off by default.
     keeps_steps : bool
@@ -152,6 +153,8 @@ def replay(
     ------
     BadFlags
         From `check_flags` and `check_what_if`.
+    ValueError
+        `noise` of another shape.
     Cancelled
         After `cancel`.
 
@@ -161,13 +164,15 @@ def replay(
     """
     check_flags(engine_config)
     check_what_if(what_if, engine_config)
+    if noise.shape[:1] != (3,):
+        raise ValueError(f"noise: found shape {noise.shape}; allowed: (3, m)")
     never_runs = requests_that_never_run(trace, engine_config)
     index = np.flatnonzero(~never_runs)
     cancel = np.zeros(1, np.uint8) if cancel is None else cancel
     started = time.perf_counter()
     # Without shared prefixes a block's identity cannot matter until somebody is preempted and finds its own again.
     tracks_blocks = engine_config.enable_prefix_caching and trace.prefix_hashes is not None
-    limits = limits_of(engine_config, tracks_blocks, what_if)
+    limits = limits_of(trace, engine_config, tracks_blocks, what_if)
     accept = acceptance_pattern(engine_config)
     ran = _run(trace, index, limits, accept, step_time, windows_ns, keeps_steps, cancel, noise)
     if ran.outcome == kernel.NEEDS_BLOCKS:
@@ -204,6 +209,7 @@ def replay(
         first_token_s=seconds["first_token"],
         last_token_s=seconds["last_token"],
         worst_gap_s=seconds["worst_gap"],
+        last_token_step=spread(rows["last_token_step"], 0),
         num_outputs=spread(rows["num_outputs"], 0),
         is_finished=spread(rows["is_finished"], False),
         num_preemptions=spread(rows["num_preemptions"], 0),
@@ -252,7 +258,7 @@ def requests_that_never_run(trace: RequestTrace, engine_config: EngineConfig) ->
     return too_long | (longest > engine_config.num_kv_tokens)
 
 
-def limits_of(config: EngineConfig, tracks_blocks: bool, what_if: WhatIf = VLLM) -> kernel.Limits:
+def limits_of(trace: RequestTrace, config: EngineConfig, tracks_blocks: bool, what_if: WhatIf = VLLM) -> kernel.Limits:
     """The settings as the kernel takes them."""
     drafter = DRAFTERS[config.speculative_method]
     num_drafts = config.num_speculative_tokens if config.speculative_method else 0
@@ -272,6 +278,7 @@ def limits_of(config: EngineConfig, tracks_blocks: bool, what_if: WhatIf = VLLM)
         by_priority=config.scheduling_policy == "priority",
         caches_prefixes=config.enable_prefix_caching,
         tracks_blocks=tracks_blocks,
+        id_block_tokens=1 if trace.prefix_hashes is None else trace.prefix_hashes.block_tokens,
         num_spec_tokens=num_drafts,
         num_lookahead_tokens=num_drafts if drafter.owns_kv else 0,
         num_extra_inputs=drafter.num_extra_inputs,
@@ -307,13 +314,13 @@ def _run(
 ) -> _Ran:
     """Lay out the kernel's arrays for the requests at `index`, and run it."""
     rows = request_rows(trace, index)
-    blocks, keys, table = kernel_blocks(rows, *prefix_ids(trace, index), limits)
+    blocks, prefixes, table = kernel_blocks(rows, *shared_prefixes(trace, index), limits)
     state = np.zeros(1, kernel.ENGINE)
     outcome, steps, shared, gaps, events = kernel.replay(
         rows,
         state,
         blocks,
-        keys,
+        prefixes,
         table,
         accept,
         limits,
@@ -335,43 +342,54 @@ def typed(step_time: StepTime) -> StepTime:
 
 def kernel_blocks(
     rows: npt.NDArray[Any],
-    ids: npt.NDArray[np.int64],
-    bounds: npt.NDArray[np.int64],
-    id_block_tokens: int,
+    prefixes: npt.NDArray[np.int64],
+    first_prefix: npt.NDArray[np.int64],
     num_shared_tokens: npt.NDArray[np.int64],
     limits: kernel.Limits,
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """The kernel's `blocks`, `keys` and `table`; without rows where blocks are a count only.
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The kernel's `blocks`, `prefixes` and `table`; without rows where blocks are a count only.
 
     Parameters
     ----------
     rows : (n,) kernel.REQUEST
-        Gets its `first_key`.
-    ids, bounds, id_block_tokens, num_shared_tokens
-        As in `block_keys`.
+        Get their places in `prefixes`.
+    prefixes, first_prefix, num_shared_tokens
+        As from `shared_prefixes`.
     limits : kernel.Limits
     """
     if not limits.tracks_blocks:
-        return np.zeros(0, kernel.BLOCK), np.zeros(0, kernel.KEY), np.zeros((0, 0), np.int64)
-    num_tokens = rows["prompt_tokens"] + rows["output_tokens"]
-    rows["first_key"], keys = block_keys(num_tokens, ids, bounds, id_block_tokens, num_shared_tokens, limits.block_size)
+        return np.zeros(0, kernel.BLOCK), np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
+    rows["first_prefix"] = first_prefix
+    rows["num_shared_blocks"] = num_shared_tokens // limits.block_size
     # All its tokens, those in flight, and a drafter's lookahead.
+    num_tokens = rows["prompt_tokens"] + rows["output_tokens"]
     most = int(num_tokens.max(initial=0)) + 2 + 4 * limits.num_spec_tokens
     width = min(most, limits.max_model_len) // limits.block_size + 2
     table = np.zeros((min(limits.max_num_seqs, len(rows)) + 1, width), np.int64)
-    return np.zeros(limits.num_gpu_blocks, kernel.BLOCK), keys, table
+    num_rows = limits.num_gpu_blocks + limits.num_gpu_blocks // 2 + 32
+    return np.zeros(num_rows, kernel.BLOCK), prefixes, table
 
 
-def prefix_ids(
+def shared_prefixes(
     trace: RequestTrace, index: npt.NDArray[np.intp]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int, npt.NDArray[np.int64]]:
-    """Ids, which of them each request has, tokens per id, and how many tokens they speak of: those of its prompt."""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """What the trace says of shared prefixes, for the requests at `index`; the same arrays for every replay of it.
+
+    Returns
+    -------
+    prefixes : (m,) int64
+        `SharedPrefixes.number`.
+    first_prefix : (n,) int64
+        Where in it the ids of each request begin.
+    num_shared_tokens : (n,) int64
+        How many leading tokens of each prompt another request has as well.
+    """
     hashes = trace.prefix_hashes
     if hashes is None:
-        return np.zeros(0, np.int64), np.zeros((len(index), 2), np.int64), 1, np.zeros(len(index), np.int64)
-    shared = np.minimum(np.diff(hashes.offsets) * hashes.block_tokens, trace.prompt_tokens)
-    bounds = np.stack([hashes.offsets[:-1], hashes.offsets[1:]], axis=1)
-    return hashes.ids, bounds[index], hashes.block_tokens, shared[index]
+        nothing = np.zeros(len(index), np.int64)
+        return np.zeros(1, np.int64), nothing, nothing
+    num_tokens = np.minimum(hashes.shared.num_ids * hashes.block_tokens, trace.prompt_tokens)
+    return hashes.shared.number, hashes.offsets[index], num_tokens[index]
 
 
 def acceptance_pattern(config: EngineConfig) -> npt.NDArray[np.int64]:
@@ -391,7 +409,7 @@ def request_rows(trace: RequestTrace, index: npt.NDArray[np.intp]) -> npt.NDArra
     rows["arrival_ns"] = np.rint(trace.arrival_s[index] * 1e9)
     rows["prompt_tokens"] = rows["num_known"] = trace.prompt_tokens[index]
     rows["output_tokens"] = rows["max_tokens"] = trace.output_tokens[index]
-    rows["accept_offset"] = index
+    rows["identity"] = index
     if trace.max_tokens is not None:
         rows["max_tokens"] = trace.max_tokens[index]
     if trace.priority is not None:

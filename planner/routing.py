@@ -11,7 +11,7 @@ import numpy.typing as npt
 from planner.engine_config import EngineConfig
 from planner.replay import replay
 from planner.step_time import StepTime
-from traces.requests import PrefixHashes, RequestTrace
+from traces.requests import RequestTrace
 
 MOST_ROUNDS = 8
 """How often a least-loaded deal is replayed and dealt again."""
@@ -153,23 +153,4 @@ def follow(
 
 def _parts(trace: RequestTrace, place: Places, num_replicas: int) -> tuple[RequestTrace, ...]:
     """The requests of each replica."""
-    return tuple(_part(trace, np.flatnonzero(place == replica)) for replica in range(num_replicas))
-
-
-def _part(trace: RequestTrace, index: npt.NDArray[np.intp]) -> RequestTrace:
-    """The requests at `index`."""
-    hashes = trace.prefix_hashes
-    if hashes is not None:
-        num_ids = np.diff(hashes.offsets)[index]
-        begins = np.repeat(hashes.offsets[:-1][index] - np.concatenate([[0], np.cumsum(num_ids)[:-1]]), num_ids)
-        ids = hashes.ids[begins + np.arange(len(begins))]
-        hashes = PrefixHashes(ids, np.concatenate([[0], np.cumsum(num_ids)]), hashes.block_tokens)
-    return RequestTrace(
-        arrival_s=trace.arrival_s[index],
-        prompt_tokens=trace.prompt_tokens[index],
-        output_tokens=trace.output_tokens[index],
-        source_row=trace.source_row[index],
-        priority=None if trace.priority is None else trace.priority[index],
-        max_tokens=None if trace.max_tokens is None else trace.max_tokens[index],
-        prefix_hashes=hashes,
-    )
+    return tuple(trace.at(np.flatnonzero(place == replica)) for replica in range(num_replicas))

@@ -5,11 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ClassTarget:
-    """Latency targets of some requests only, on top of those of all; percentiles are those of the `Slo`.
-
-    Gaps pooled over a class have no target: a replay counts gaps per step, not per request. The worst gap of each
-    request it knows.
-    """
+    """Latency targets of some requests only, on top of those of all; percentiles are those of the `Slo`."""
 
     min_prompt_tokens: int = 1
     """Shortest prompt of the class, tokens."""
@@ -17,12 +13,18 @@ class ClassTarget:
     """Longest prompt of the class, tokens; None = no bound."""
     priority: int | None = None
     """Only requests of this priority; None = of any."""
+    label: tuple[str, str] | None = None
+    """Only requests for which this column of the trace has this word; None = any."""
+    itl_s: float | None = None
+    """Target inter-token latency, seconds, of the gaps pooled over the class; None = not constrained, like the next."""
     ttft_s: float | None = None
-    """Target time to first token, seconds; None = not constrained, like the next two."""
+    """Target time to first token, seconds."""
     e2e_s: float | None = None
     """Target time from arrival to last token, seconds."""
     worst_gap_s: float | None = None
     """Longest gap any request of the class may see, seconds."""
+    stalled_share: float | None = None
+    """Most stalled time (parts of gaps above its `itl_s`, else that of all) as a share of its streaming time, 0–1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,18 @@ class Slo:
     """Further targets of some requests."""
 
 
-LIMITS = {"ttft_ms": "ttft_s", "e2e_ms": "e2e_s", "worst_gap_ms": "worst_gap_s"}
-"""Limits of a class as people write them, and its fields."""
+LIMITS = {
+    "itl_ms": ("itl_s", 1e3),
+    "worst_gap_ms": ("worst_gap_s", 1e3),
+    "ttft_ms": ("ttft_s", 1e3),
+    "e2e_ms": ("e2e_s", 1e3),
+    "stalled_percent": ("stalled_share", 100.0),
+}
+"""Limits of a class as people write them, its fields, and how many of the one make one of the other."""
 
 
 def read_class_target(text: str) -> ClassTarget:
-    """A class and its targets from words such as "prompt=1-1000,priority=0,ttft_ms=500".
+    """A class and its targets from words such as "prompt=1-1000,priority=0,column=model=small,ttft_ms=500".
 
     Raises
     ------
@@ -64,14 +72,21 @@ def read_class_target(text: str) -> ClassTarget:
     try:
         given = {name.strip(): value for name, value in (part.split("=", 1) for part in text.split(","))}
         first, _, last = given.pop("prompt", "1-").partition("-")
-        priority = given.pop("priority", None)
-        limits_s = {LIMITS[name]: float(value) / 1e3 for name, value in given.items()}
+        priority, label = given.pop("priority", None), None
+        if "column" in given:
+            column, word = given.pop("column").split("=", 1)
+            label = (column, word)
+        limits = {LIMITS[name][0]: float(value) / LIMITS[name][1] for name, value in given.items()}
         target = ClassTarget(
-            int(first), int(last) if last.strip() else None, None if priority is None else int(priority), **limits_s
+            int(first),
+            int(last) if last.strip() else None,
+            None if priority is None else int(priority),
+            label,
+            **limits,
         )
     except (ValueError, KeyError) as fault:
-        known = f"prompt, priority, {', '.join(LIMITS)}"
+        known = f"prompt, priority, column=NAME=WORD, {', '.join(LIMITS)}"
         raise ValueError(f"{text}: write it as prompt=1-1000,ttft_ms=500; known are {known}") from fault
-    if not limits_s or not all(0 < limit_s < float("inf") for limit_s in limits_s.values()):
+    if not limits or not all(0 < limit < float("inf") for limit in limits.values()):
         raise ValueError(f"{text}: needs a limit above 0, such as ttft_ms=500")
     return target

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from planner.engine_config import flag_faults, flags_from_facts
 from planner.errors import BadPlan
+from planner.noise import Pace, StepNoise
 from traces.steps import ServerFacts, StepLog
 
-NOISE_STEPS = 1 << 16
-"""Steps before the factors repeat."""
 MOST = 1e15
 """Largest number of a model file; in nanoseconds it is eleven days."""
 MOST_UNPACKED = 1e3
@@ -92,29 +91,6 @@ class Covered:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepNoise:
-    """How single steps of a log scattered about the fit; every factor is measured ÷ predicted."""
-
-    decode: npt.NDArray[np.float64]
-    """(k,) of decode-only steps, mean 1."""
-    prefill: npt.NDArray[np.float64]
-    """(m,) of steps with prefill, mean 1."""
-
-    def draw(self, seed: int) -> npt.NDArray[np.float64]:
-        """Factors for one replay, the same for the same seed: each step's own, drawn anew from its kind.
-
-        Slow spells that last for many steps are not kept together: they would have to meet the same traffic again.
-
-        Returns
-        -------
-        (2, NOISE_STEPS) float64
-            For decode-only steps, and for steps with prefill.
-        """
-        rng = np.random.default_rng(seed)
-        return np.stack([rng.choice(factor, NOISE_STEPS) for factor in (self.decode, self.prefill)])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class StepTimeFit:
     """Result of `calibrate.fit_step_time`."""
 
@@ -157,6 +133,8 @@ class StepTimeFit:
     """Mean time from step to step beyond what the log prints, seconds, inside `step_time`; NaN when not known."""
     noise: StepNoise | None = None
     """How the steps scatter; None for rows that are no sequence of single steps."""
+    pace: Pace | None = None
+    """How fast the server was while it served the trace that explains the log; None without one, or without stamps."""
 
     @property
     def facts(self) -> ServerFacts:
@@ -190,6 +168,8 @@ class SavedModel:
     """(draws, t) joint bootstrap sample of the coefficients, as in the fit; without rows in a file written by hand."""
     noise: StepNoise | None
     """How the steps scatter, as in the fit; None in a file written by hand."""
+    pace: Pace | None
+    """How fast the server was while it served its trace, as in the fit; None in a file written by hand."""
     facts: ServerFacts
     """What the log says about its server; nothing in a file written by hand."""
     covered: Covered | None
@@ -242,6 +222,15 @@ def write_model(fit: StepTimeFit) -> str:
         "noise": None
         if fit.noise is None
         else {"decode": _packed(fit.noise.decode), "prefill": _packed(fit.noise.prefill)},
+        "pace": None
+        if fit.pace is None
+        else {
+            "by_second": _packed(fit.pace.by_second),
+            "rest_decode": _packed(fit.pace.rest[0]),
+            "rest_prefill": _packed(fit.pace.rest[1]),
+            "spell": fit.pace.spell,
+            "trace_digest": fit.pace.trace_digest,
+        },
     }
     return json.dumps(model, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -285,6 +274,7 @@ def read_model(text: str, file_name: str = "model file") -> SavedModel:
     coefficients = _coefficients(model.get("coefficients_s", []), faults)
     draws = _draws(model.get("draws_s", ""), coefficients, faults)
     noise = _noise(model.get("noise"), faults)
+    pace = _pace(model.get("pace"), faults)
     facts = _facts(model.get("facts", {}), faults)
     if faults:
         raise BadPlan(file_name, "\n".join(faults))
@@ -293,6 +283,7 @@ def read_model(text: str, file_name: str = "model file") -> SavedModel:
         coefficients=coefficients,
         draws=draws,
         noise=noise,
+        pace=pace,
         facts=facts,
         covered=Covered(**covered) if covered else None,
         typical_num_seqs=typical.get("num_seqs"),
@@ -363,6 +354,24 @@ def _noise(values: object, faults: list[str]) -> StepNoise | None:
     if not all(len(one) and abs(one.mean() - 1.0) < MOST_OFF_MEAN for one in (noise.decode, noise.prefill)):
         faults.append("noise: allowed: one number or more, of mean 1, for each of decode and prefill")
     return noise
+
+
+def _pace(values: object, faults: list[str]) -> Pace | None:
+    """How fast the server was, out of a model file."""
+    if values is None:
+        return None
+    arrays = ("by_second", "rest_decode", "rest_prefill")
+    if not isinstance(values, dict) or values.keys() != {*arrays, "spell", "trace_digest"}:
+        faults.append(f"pace: allowed: an object with {', '.join(arrays)}, spell and trace_digest")
+        return None
+    by_second, decode, prefill = (_unpacked(values[name], f"pace.{name}", faults) for name in arrays)
+    spell = _numbers({"spell": values["spell"]}, "pace", {"spell": float}, {}, faults).get("spell", 1.0)
+    if not len(by_second) or not len(decode) == len(prefill) > 0 or spell < 1:
+        faults.append(
+            "pace: allowed: one number or more, as many in rest_decode as in rest_prefill, a spell of 1 or more"
+        )
+        return None
+    return Pace(by_second, np.stack([decode, prefill]), spell, str(values["trace_digest"]))
 
 
 def _facts(values: object, faults: list[str]) -> ServerFacts:

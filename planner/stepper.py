@@ -16,9 +16,9 @@ from planner.replay import (
     acceptance_pattern,
     kernel_blocks,
     limits_of,
-    prefix_ids,
     request_rows,
     requests_that_never_run,
+    shared_prefixes,
     typed,
 )
 from planner.step_time import StepTime
@@ -72,13 +72,13 @@ class Engine:
         index[np.isin(index, admitted)] = admitted
         self.index = index
         self.arrival_s = trace.arrival_s
-        self.limits = limits_of(engine_config, engine_config.enable_prefix_caching)
+        self.limits = limits_of(trace, engine_config, engine_config.enable_prefix_caching)
         self.accept = acceptance_pattern(engine_config)
         self.minds_waiting = self.limits.by_priority or self.limits.long_prefill_token_threshold > 0
         self.step_time = typed(StepTime(0, 0, 0))
         self.fresh = request_rows(trace, index)
-        self.blocks, self.keys, self.table = kernel_blocks(self.fresh, *prefix_ids(trace, index), self.limits)
-        self.was_cached = np.zeros(len(self.keys), np.bool_)
+        self.blocks, self.prefixes, self.table = kernel_blocks(self.fresh, *shared_prefixes(trace, index), self.limits)
+        self.was_cached: set[int] = set()
         self.depth = 2 if self.limits.is_async else 1
         cap = min(self.limits.max_num_seqs, len(index))
         self.running = np.zeros(cap + 1, np.int64)
@@ -103,8 +103,8 @@ class Engine:
         self.state["num_free_blocks"] = self.limits.num_gpu_blocks - 1
         self.state["next_new"] = self.state["next_arrival"] = row
         if self.limits.tracks_blocks:
-            kernel.lay_out_blocks(self.state[0], self.blocks, self.keys, self.table)
-            self.was_cached[:] = False
+            kernel.lay_out_blocks(self.state[0], self.blocks, self.table)
+            self.was_cached.clear()
         self.oldest = self.num_flights = 0
         self.offset_s = 0.0
         self.fell_idle = True
@@ -219,7 +219,7 @@ class Engine:
         self.state["num_steps"] = 0
         at = (self.oldest + self.num_flights) % 2
         kernel.schedule(
-            self.state[0], self.requests, self.running, self.queue, self.blocks, self.keys, self.table, self.groups,
+            self.state[0], self.requests, self.running, self.queue, self.blocks, self.prefixes, self.table, self.groups,
             self.limits, self.step_time, NO_NOISE, self.flights[at], self.entries[at], self.step, self.events,
         )  # fmt: skip
         self.num_flights += 1
@@ -236,7 +236,7 @@ class Engine:
         """Process the oldest step's output."""
         self.state["num_gaps"] = 0
         kernel.process_output(
-            self.state[0], self.requests, self.running, self.queue, self.blocks, self.keys, self.table, self.accept,
+            self.state[0], self.requests, self.running, self.queue, self.blocks, self.prefixes, self.table, self.accept,
             self.limits, self.flights[self.oldest], self.entries[self.oldest], self.gaps, self.events,
         )  # fmt: skip
         self.oldest = (self.oldest + 1) % 2
@@ -308,7 +308,7 @@ class Engine:
         rows = [*running, *self.queue[: state["num_queued"]], state["next_new"]]
         first = int(min(rows)) if first is None else first
         # Of the table only what is held counts, and in what order the rows that were ever used come next.
-        num_slots, width = int(state["peak_running"]), int(self.requests["num_blocks"][running].max(initial=1))
+        num_slots, width = int(state["peak_running"]), int(self.requests["num_listed"][running].max(initial=1))
         return Saved(
             first, self.requests[first:].copy(), self.order[first:].copy(), tuple(x.copy() for x in self._whole),
             self.table[:num_slots, :width].copy(), self.oldest, self.num_flights, self.offset_s,
@@ -318,27 +318,13 @@ class Engine:
         """Go back to a saved state."""
         self.requests[saved.first :] = saved.requests
         self.order[saved.first :] = saved.order
-        if self.limits.tracks_blocks:
-            self._forget_keys()
         for values, before in zip(self._whole, saved.whole, strict=True):
             values[:] = before
         if self.limits.tracks_blocks:
-            self._restore_keys()
             num_slots, width = saved.table.shape
             self.table[num_slots:-1, 0] = np.arange(num_slots + 1, len(self.table))
             self.table[:num_slots, :width] = saved.table
         self.oldest, self.num_flights, self.offset_s = saved.oldest, saved.num_flights, saved.offset_s
-
-    def _forget_keys(self) -> None:
-        """No key has a block."""
-        keys = self.blocks["key"][self.blocks["key"] >= 0]
-        self.keys["first_block"][keys] = self.keys["last_block"][keys] = -1
-
-    def _restore_keys(self) -> None:
-        """Every key has the first and the last of the blocks that were registered under it."""
-        for end, neighbour in (("first_block", "last_same"), ("last_block", "next_same")):
-            blocks = np.flatnonzero((self.blocks["key"] >= 0) & (self.blocks[neighbour] < 0))
-            self.keys[end][self.blocks["key"][blocks]] = blocks
 
     @property
     def num_bytes(self) -> int:
@@ -349,7 +335,7 @@ class Engine:
     @property
     def _whole(self) -> tuple[npt.NDArray[Any], ...]:
         """The arrays that are saved as they are."""
-        return (self.state, self.running, self.queue, self.blocks, self.flights, self.entries, self.was_cached)
+        return (self.state, self.running, self.queue, self.blocks, self.flights, self.entries)
 
 
 class Saved(NamedTuple):

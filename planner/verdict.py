@@ -1,10 +1,9 @@
 """Results in words: the sentences that the screen, the command line and the exports share."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.candidates import Candidate, Reason, Rejection
 from planner.capacity import Curve, Headroom, Replicas, Window
-from planner.confidence import TargetOdds
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.search import GIVES_UP, NUM_DRAWS, SEARCHED, Objective, Recommendation
 from planner.slo import ClassTarget, Slo
@@ -70,7 +69,7 @@ def _met_sentence(plan: Recommendation, best: Candidate) -> str:
     if best.summary.num_gaps == 0:
         head = "Met: every request has one output token, so there are no token gaps to judge"
     if best.engine_config == plan.today.engine_config:
-        return f"{head} with today's flags; nothing that was tried is better."
+        return f"{head} with today's flags; {_unbeaten(plan)}."
     gain, price = _gain(plan, best)
     if best.summary.itl.max_s > now.itl.max_s:
         price += f", and the worst gap grows from {seconds(now.itl.max_s)} to {seconds(best.summary.itl.max_s)}"
@@ -81,19 +80,44 @@ def _met_sentence(plan: Recommendation, best: Candidate) -> str:
     return f"{head}; today's flags miss it ({why}). The change gives {price}."
 
 
+def _unbeaten(plan: Recommendation) -> str:
+    """What the objective says of a choice, among the settings that meet the targets."""
+    if is_surest(plan):
+        return "nothing that the objective would prefer meets the targets as surely"
+    return {
+        Objective.LOWEST_TTFT: "nothing that was tried and meets the targets has a lower TTFT",
+        Objective.MOST_HEADROOM: "nothing that was tried and meets the targets has smaller gaps",
+        Objective.HIGHEST_THROUGHPUT: "nothing that was tried and meets the targets delivers more",
+        Objective.PARETO: "nothing that was tried and meets the targets beats them in both gap and TTFT",
+    }[plan.objective]
+
+
+def is_surest(plan: Recommendation) -> bool:
+    """Whether the choice is not the best by the objective, but holds more often."""
+    return bool(plan.best and plan.finalists and plan.best.engine_config != plan.finalists[0].engine_config)
+
+
 def _gain(plan: Recommendation, best: Candidate) -> tuple[float, str]:
     """What the objective gains over today's flags, as a share and in words; the price in TTFT is always said."""
-    own, now = best.summary, plan.today.summary
-    percentile = f"p{100 * plan.slo.ttft_percentile:g}"
-    ttft = f"TTFT {percentile} {seconds(own.ttft_at_percentile_s)} instead of {seconds(now.ttft_at_percentile_s)}"
-    if plan.objective is Objective.MOST_HEADROOM:
-        share = 1 - own.itl_at_percentile_s / now.itl_at_percentile_s if now.itl_at_percentile_s > 0 else 0.0
-        gap = f"{seconds(own.itl_at_percentile_s)} instead of {seconds(now.itl_at_percentile_s)}"
-        return share, f"a p{100 * plan.slo.itl_percentile:g} token gap of {gap}, {ttft}"
-    if plan.objective is Objective.HIGHEST_THROUGHPUT:
-        share = own.output_tokens_per_s / now.output_tokens_per_s - 1
-        return share, f"{own.output_tokens_per_s:,.0f} tokens/s instead of {now.output_tokens_per_s:,.0f}, {ttft}"
-    return 1 - own.ttft_at_percentile_s / now.ttft_at_percentile_s, ttft
+    own, now, slo = best.summary, plan.today.summary, plan.slo
+    sooner = 1 - own.ttft_at_percentile_s / now.ttft_at_percentile_s
+    smaller = 1 - own.itl_at_percentile_s / now.itl_at_percentile_s if now.itl_at_percentile_s > 0 else 0.0
+    ttft, gap, rate = (
+        f"{own_words} {'as today' if own_words == now_words else f'instead of {now_words}'}"
+        for own_words, now_words in (
+            (seconds(own.ttft_at_percentile_s), seconds(now.ttft_at_percentile_s)),
+            (seconds(own.itl_at_percentile_s), seconds(now.itl_at_percentile_s)),
+            (tokens_per_s(own.output_tokens_per_s), tokens_per_s(now.output_tokens_per_s)),
+        )
+    )
+    ttft = f"TTFT p{100 * slo.ttft_percentile:g} {ttft}"
+    gap = f"a p{100 * slo.itl_percentile:g} token gap of {gap}"
+    return {
+        Objective.LOWEST_TTFT: (sooner, ttft),
+        Objective.MOST_HEADROOM: (smaller, f"{gap}, {ttft}"),
+        Objective.HIGHEST_THROUGHPUT: (own.output_tokens_per_s / now.output_tokens_per_s - 1, f"{rate}, {ttft}"),
+        Objective.PARETO: (max(sooner, smaller), f"{gap}, {ttft}"),
+    }[plan.objective]
 
 
 def rejection_sentence(rejection: Rejection) -> str:
@@ -104,8 +128,6 @@ def rejection_sentence(rejection: Rejection) -> str:
         return f"stalled, {rejection.measured:,.0f} requests wait for ever; latencies are those of the others"
     if rejection.reason is Reason.NO_BETTER:
         return "meets the targets, no better by the objective"
-    if rejection.reason is Reason.STALLED_SHARE:
-        return f"stalled {100 * rejection.measured:.3g} % of the streaming time against {100 * rejection.limit:.3g} %"
     if rejection.reason is Reason.ON_FRONT:
         return f"meets the targets, and none beats it in both gap and TTFT ({seconds(rejection.measured)})"
     if rejection.reason is Reason.BEATEN:
@@ -118,6 +140,10 @@ def rejection_sentence(rejection: Rejection) -> str:
     if rejection.reason is Reason.LESS_MARGIN:
         near, other = (f"{100 * share:.3g} %" for share in (rejection.measured, rejection.limit))
         return f"meets the targets, but comes to {near} of a limit against {other}"
+    whose = "" if rejection.target is None else f"{class_in_words(rejection.target)}: "
+    if rejection.reason is Reason.STALLED_SHARE:
+        measured, limit = (f"{100 * share:.3g} %" for share in (rejection.measured, rejection.limit))
+        return f"{whose}stalled {measured} of the streaming time against {limit}"
     percentile = "" if rejection.percentile is None else f"p{100 * rejection.percentile:g} "
     what = {
         Reason.ITL: f"{percentile}token gap",
@@ -129,11 +155,10 @@ def rejection_sentence(rejection: Rejection) -> str:
         Reason.LESS_THROUGHPUT: "meets the targets, but",
     }[rejection.reason]
     if rejection.unit == "tokens/s":
-        return f"{what} {rejection.measured:,.0f} tokens/s against {rejection.limit:,.0f}"
+        return f"{what} {tokens_per_s(rejection.measured)} against {tokens_per_s(rejection.limit)}"
     measured, limit = seconds(rejection.measured), seconds(rejection.limit)
     if measured == limit and rejection.measured != rejection.limit:
         measured = f"{1e3 * rejection.measured:.6g} ms"  # three digits would not show that it is above
-    whose = "" if rejection.target is None else f"{class_in_words(rejection.target)}: "
     return f"{whose}{what} {measured} against {limit}"
 
 
@@ -146,36 +171,10 @@ def class_in_words(target: ClassTarget) -> str:
     else:
         words = f"prompts of {target.min_prompt_tokens:,} to {target.max_prompt_tokens:,} tokens"
     if target.priority is not None:
-        return f"{words or 'requests'} of priority {target.priority}"
+        words = f"{words or 'requests'} of priority {target.priority}"
+    if target.label is not None:
+        words = f"{words or 'requests'} with {target.label[0]} {target.label[1]}"
     return words or "all requests"
-
-
-def binding_constraint(plan: Recommendation) -> str:
-    """What keeps the answer from being better, in a sentence."""
-    if plan.best is None:
-        return "No setting meets the targets: see what the closest one misses."
-    if plan.finalists and plan.best.engine_config != plan.finalists[0].engine_config:
-        return "Certainty decides: what the objective would have preferred misses a target more often."
-    if plan.objective is not Objective.LOWEST_TTFT:
-        return "The objective decides: nothing that was tried and meets the targets does better by it."
-    best_ttft = plan.best.summary.ttft_at_percentile_s
-    tempting = [
-        candidate
-        for candidate, _ in plan.losers
-        if candidate.violations
-        and not candidate.summary.is_unstable
-        and candidate.summary.ttft_at_percentile_s < best_ttft
-    ]
-    if tempting:
-        nearest = min(tempting, key=lambda c: max(v.measured / v.limit for v in c.violations))
-        return (
-            f"The target binds: {flags_in_words(nearest, plan.space.searched)} "
-            f"would give TTFT p{100 * plan.slo.ttft_percentile:g} "
-            f"{seconds(nearest.summary.ttft_at_percentile_s)}, but {rejection_sentence(nearest.violations[0])}."
-        )
-    if plan.best.summary.num_preemptions:
-        return f"KV memory binds: {plan.best.summary.num_preemptions:,} preemptions even under the recommended flags."
-    return "No target binds: nothing that misses one would bring the first token sooner."
 
 
 def kv_sentence(plan: Recommendation) -> str | None:
@@ -202,7 +201,9 @@ def confidence_sentences(plan: Recommendation) -> tuple[str, ...]:
     drawn = {"the fitted coefficients": chosen.step_times, "the traffic": chosen.traffic}
     known = {what: share for what, share in drawn.items() if share is not None}
     alone = "".join(f"; with {what} alone, {100 * share:.0f} %" for what, share in known.items() if len(known) > 1)
-    by_target = ", ".join(f"{_odds_name(one, plan.slo)} {100 * one.probability:.0f} %" for one in chosen.by_target)
+    by_target = ", ".join(
+        f"{target_name(one.reason, one.target, plan.slo)} {100 * one.probability:.0f} %" for one in chosen.by_target
+    )
     said = [
         f"Probability that the targets are met, with {' and '.join(known)} drawn anew: {100 * chosen.together:.0f} % "
         f"({NUM_DRAWS} draws{alone}). Each by itself: {by_target}."
@@ -229,45 +230,18 @@ MISSING = {
 """Why something was not drawn."""
 
 
-def _odds_name(one: TargetOdds, slo: Slo) -> str:
+def target_name(reason: Reason, target: ClassTarget | None, slo: Slo) -> str:
     """A target in a few words."""
     what = {
         Reason.UNSTABLE: "keeps up",
+        Reason.STALLED: "nobody waits for ever",
         Reason.ITL: f"p{100 * slo.itl_percentile:g} token gap",
         Reason.WORST_GAP: "worst gap",
         Reason.TTFT: f"p{100 * slo.ttft_percentile:g} TTFT",
         Reason.E2E: f"p{100 * slo.e2e_percentile:g} E2E",
         Reason.STALLED_SHARE: "stalled time",
-    }[one.reason]
-    return what if one.target is None else f"{what} of {class_in_words(one.target)}"
-
-
-def no_op_flags(plan: Recommendation) -> tuple[str, ...]:
-    """Flags of the chosen setting that never act on this trace, in words."""
-    candidate = plan.best or plan.closest
-    config, summary = candidate.engine_config, candidate.summary
-    found = []
-    caps = {"max_num_seqs": config.max_num_seqs, "max_num_active_seqs": config.max_num_active_seqs}
-    for name, cap in caps.items():
-        if cap is not None and summary.peak_running < cap:
-            found.append(f"{name} {cap:,} is never reached: at most {summary.peak_running:,} requests run.")
-    if summary.max_step_tokens < config.max_num_batched_tokens:
-        found.append(
-            f"max_num_batched_tokens {config.max_num_batched_tokens:,} is never reached: "
-            f"no step carries more than {summary.max_step_tokens:,} tokens."
-        )
-    threshold = config.long_prefill_token_threshold
-    if summary.max_step_prefill_tokens < threshold and config.speculative_method is None:
-        found.append(
-            f"long_prefill_token_threshold {threshold:,} never acts: "
-            f"no step carries more than {summary.max_step_prefill_tokens:,} prefill tokens."
-        )
-    known = {c.engine_config: c.summary for c in plan.candidates}
-    for name in plan.space.searched[len(SEARCHED) :]:
-        others = [known.get(replace(config, **{name: value})) for value in plan.space.values(name)]
-        if len(others) > 1 and all(other == summary for other in others):
-            found.append(f"{name} never acts: every value that was tried gives the same numbers.")
-    return tuple(found)
+    }[reason]
+    return what if target is None else f"{what} of {class_in_words(target)}"
 
 
 def capacity_sentence(headroom: Headroom, replicas: Replicas, growth: float) -> str:
@@ -343,11 +317,14 @@ def slo_sentence(slo: Slo, objective: Objective) -> str:
 def class_sentence(target: ClassTarget, slo: Slo) -> str:
     """The targets of a class."""
     limits = (
+        (f"p{100 * slo.itl_percentile:g} of their token gaps", target.itl_s),
+        ("every gap", target.worst_gap_s),
         (f"p{100 * slo.ttft_percentile:g} of TTFT", target.ttft_s),
         (f"p{100 * slo.e2e_percentile:g} of E2E", target.e2e_s),
-        ("every gap", target.worst_gap_s),
     )
     asked = [f"{what} at most {seconds(limit_s)}" for what, limit_s in limits if limit_s is not None]
+    if target.stalled_share is not None:
+        asked.append(f"at most {100 * target.stalled_share:.3g} % of their streaming time stalled")
     return f"for {class_in_words(target)} {' and '.join(asked)}"
 
 
@@ -421,6 +398,11 @@ def flag_value(name: str, value: str | int | float | bool | None) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return value if isinstance(value, str) else f"{value:,}"
+
+
+def tokens_per_s(rate: float) -> str:
+    """A throughput with three significant digits at most."""
+    return f"{float(f'{rate:.3g}'):,g} tokens/s"
 
 
 def seconds(value_s: float) -> str:

@@ -9,6 +9,8 @@ from traces.requests import Labels, PrefixHashes
 
 BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024, 2048, 1, 2, 4, 8)
 """Block lengths that traces use, tokens; the first that explains the lists is taken (512 is Mooncake's own)."""
+MADE_UP_TOKENS = 64
+"""Block length of made-up common text, tokens."""
 
 
 def priorities(column: pa.ChunkedArray, name: str) -> tuple[npt.NDArray[np.int64] | None, str]:
@@ -108,12 +110,58 @@ def reuse_share(hashes: PrefixHashes, prompt_tokens: npt.NDArray[np.int64]) -> f
 
     vLLM saves less: whole blocks only, never a prompt's last token, nothing that was evicted.
     """
+    seen = np.minimum(_num_seen(hashes) * hashes.block_tokens, prompt_tokens)
+    return float(seen.sum() / prompt_tokens.sum())
+
+
+def same_beginning(prompt_tokens: npt.NDArray[np.int64], share: float) -> PrefixHashes:
+    """Have every prompt begin with the same text, its first `share` (0–1) to the nearest `MADE_UP_TOKENS`."""
+    num_ids = np.rint(share * prompt_tokens / MADE_UP_TOKENS).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(num_ids)])
+    return PrefixHashes(_places(offsets), offsets, MADE_UP_TOKENS)
+
+
+def with_less_reuse(hashes: PrefixHashes, prompt_tokens: npt.NDArray[np.int64], share: float) -> PrefixHashes:
+    """Have prompts share less with earlier ones, so that at most `share` (0–1) of all their tokens was seen before.
+
+    Every prompt keeps the same part of what it has in common with earlier ones, from its beginning on; what comes after
+    is text of its own. Who began like that text has less in common, too: the part is found by bisection, to 0.1 %.
+    """
+    if reuse_share(hashes, prompt_tokens) <= share:
+        return hashes
+    seen, low, high = _num_seen(hashes), 0.0, 1.0
+    found = _cut(hashes, seen, low)
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        tried = _cut(hashes, seen, middle)
+        if reuse_share(tried, prompt_tokens) <= share:
+            low, found = middle, tried
+        else:
+            high = middle
+    return found
+
+
+def _cut(hashes: PrefixHashes, seen: npt.NDArray[np.int64], part: float) -> PrefixHashes:
+    """Keep a part of the ids that were seen before; what follows where some were cut is new."""
+    kept = np.floor(part * seen).astype(np.int64)
     num_ids = np.diff(hashes.offsets)
-    place = np.arange(len(hashes.ids)) - np.repeat(hashes.offsets[:-1], num_ids)
-    tokens = np.clip(np.repeat(prompt_tokens, num_ids) - place * hashes.block_tokens, 0, hashes.block_tokens)
+    is_own = _places(hashes.offsets) >= np.repeat(np.where(kept < seen, kept, num_ids), num_ids)
+    new = int(hashes.ids.max(initial=0)) + 1 + np.arange(len(hashes.ids))
+    return PrefixHashes(np.where(is_own, new, hashes.ids), hashes.offsets, hashes.block_tokens)
+
+
+def _num_seen(hashes: PrefixHashes) -> npt.NDArray[np.int64]:
+    """How many leading ids of each request an earlier one has; a known id after a new one is no prefix."""
     is_new = np.zeros(len(hashes.ids), np.bool_)
     is_new[np.unique(hashes.ids, return_index=True)[1]] = True
-    # Alike from the beginning on: a known id after a new one is no prefix.
     num_new = np.concatenate([[0], np.cumsum(is_new)])
-    is_prefix = num_new[1:] == np.repeat(num_new[hashes.offsets[:-1]], num_ids)
-    return float(tokens[is_prefix].sum() / prompt_tokens.sum())
+    is_seen = num_new[1:] == np.repeat(num_new[hashes.offsets[:-1]], np.diff(hashes.offsets))
+    before = np.concatenate([[0], np.cumsum(is_seen)])
+    num_seen: npt.NDArray[np.int64] = before[hashes.offsets[1:]] - before[hashes.offsets[:-1]]
+    return num_seen
+
+
+def _places(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Place of every id in the list of its request."""
+    places: npt.NDArray[np.int64] = np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
+    return places

@@ -56,6 +56,8 @@ class CheckedRequests:
     """How the file was read."""
 
 
+FASTEST, SLOW_STEP_S = 0.05, 1.0
+"""Where even this share of the steps takes longer than so many seconds, the unit in a column's name is doubted."""
 SPECULATION = "the steps decode several tokens per request: speculation is not modelled"
 
 
@@ -412,7 +414,11 @@ def _step_unit(values: npt.NDArray[np.float64], column: str, answers: ReadAnswer
         return answers.step_time_unit, "your answer"
     unit = unit_in_name(column)
     if unit is None:
-        raise NeedsAnswer(file_name, (unit_question(values, column, "step_time_unit"),))
+        raise NeedsAnswer(file_name, (unit_question(values, column, "no unit in its name"),))
+    fastest_s = float(np.quantile(values, FASTEST)) * NS_PER_UNIT[unit] / 1e9
+    if fastest_s > SLOW_STEP_S:
+        doubt = f"its name says {unit}, but then even fast steps take {fastest_s:.3g} s"
+        raise NeedsAnswer(file_name, (unit_question(values, column, doubt),))
     return unit, f"the column name {column!r} says {unit}"
 
 

@@ -1,7 +1,7 @@
 """A request trace: when each request arrived and how many tokens it brought and drew."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,61 @@ class PrefixHashes:
     """(n + 1,) request i has ids[offsets[i]:offsets[i + 1]]."""
     block_tokens: int
     """Prompt tokens that one id stands for; a request's last id may stand for fewer."""
+    _shared: "SharedPrefixes | None" = field(default=None, init=False, repr=False)
+    """What `shared` found."""
 
     def __post_init__(self) -> None:
         self.ids.flags.writeable = False
         self.offsets.flags.writeable = False
 
+    @property
+    def shared(self) -> "SharedPrefixes":
+        """Which leading ids other requests have as well; found when it is first asked for, and kept."""
+        if self._shared is None:
+            object.__setattr__(self, "_shared", _shared_prefixes(self.ids, self.offsets))
+        assert self._shared is not None
+        return self._shared
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPrefixes:
+    """The leading ids that requests have in common."""
+
+    number: npt.NDArray[np.int64]
+    """(m,) one number for all ids of a request up to here: equal exactly where all of them are equal; −1 where no other
+    request begins with them."""
+    num_ids: npt.NDArray[np.int64]
+    """(n,) how many leading ids of a request some other request has as well."""
+
+    def __post_init__(self) -> None:
+        self.number.flags.writeable = False
+        self.num_ids.flags.writeable = False
+
+
+def _shared_prefixes(ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> SharedPrefixes:
+    """Number what requests begin with, one id after the other, for as long as somebody goes the same way."""
+    length = np.diff(offsets)
+    content = np.unique(ids, return_inverse=True)[1]
+    number, num_ids = np.full(len(ids), -1), np.zeros(len(length), np.int64)
+    row, before, num_numbers = np.arange(len(length)), np.zeros(len(length), np.int64), 0
+    for depth in range(int(length.max(initial=0))):
+        goes_on = length[row] > depth
+        row, before = row[goes_on], before[goes_on]
+        at = offsets[row] + depth
+        _, same, count = np.unique(before * len(ids) + content[at], return_inverse=True, return_counts=True)
+        is_shared = count[same] > 1
+        row, before = row[is_shared], same[is_shared]
+        if len(row) == 0:
+            break
+        number[at[is_shared]] = num_numbers + before
+        num_ids[row] = depth + 1
+        num_numbers += len(count)
+    return SharedPrefixes(number, num_ids)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Words that a column has for n requests, such as model or tenant; a replay does not see them."""
+    """Words that a column has for n requests, such as model or tenant; targets can speak of them, a replay not."""
 
     name: str
     """The column."""
@@ -83,11 +129,11 @@ class RequestTrace:
     receipt: Receipt | None = None
     """How the file was read; None for a trace that no file stands behind."""
     labels: tuple[Labels, ...] = ()
-    """Columns by which requests can be chosen."""
+    """Columns by which requests can be chosen or judged."""
     selection: Selection = WHOLE
     """Which part of the file this is."""
     digest: str = field(init=False)
-    """SHA-256 over everything that a replay sees, hexadecimal."""
+    """SHA-256 over everything that a replay or a target sees, hexadecimal."""
 
     def __post_init__(self) -> None:
         state = hashlib.sha256()
@@ -100,13 +146,38 @@ class RequestTrace:
         if self.prefix_hashes is not None:
             state.update(self.prefix_hashes.ids.tobytes() + self.prefix_hashes.offsets.tobytes())
             state.update(str(self.prefix_hashes.block_tokens).encode())
+        for labels in self.labels:
+            words, place = np.unique(np.array(labels.words), return_inverse=True)
+            state.update("\0".join((labels.name, *words)).encode() + place[labels.codes].astype(np.int64).tobytes())
         self.source_row.flags.writeable = False
         object.__setattr__(self, "digest", state.hexdigest())
 
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    def at(self, index: npt.NDArray[np.intp]) -> "RequestTrace":
+        """The requests at `index`, with the arrivals they had."""
+        return replace(
+            self,
+            arrival_s=self.arrival_s[index],
+            prompt_tokens=self.prompt_tokens[index],
+            output_tokens=self.output_tokens[index],
+            source_row=self.source_row[index],
+            priority=None if self.priority is None else self.priority[index],
+            max_tokens=None if self.max_tokens is None else self.max_tokens[index],
+            prefix_hashes=None if self.prefix_hashes is None else _hashes_at(self.prefix_hashes, index),
+            labels=tuple(replace(labels, codes=labels.codes[index]) for labels in self.labels),
+        )
+
     @property
     def span_s(self) -> float:
         """Seconds from the first arrival to the last; 0 for an empty trace."""
         return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+
+def _hashes_at(hashes: PrefixHashes, index: npt.NDArray[np.intp]) -> PrefixHashes:
+    """The ids of the requests at `index`."""
+    num_ids = np.diff(hashes.offsets)[index]
+    offsets = np.concatenate([[0], np.cumsum(num_ids)])
+    places = np.arange(offsets[-1]) + np.repeat(hashes.offsets[:-1][index] - offsets[:-1], num_ids)
+    return PrefixHashes(hashes.ids[places], offsets, hashes.block_tokens)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from traces.errors import InputError
 from traces.formats import SESSION_NAMES
-from traces.requests import WHOLE, Labels, PrefixHashes, RequestTrace, Selection
+from traces.requests import WHOLE, Labels, RequestTrace, Selection
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,16 +54,9 @@ def select(trace: RequestTrace, selection: Selection) -> RequestTrace:
     if (arrival_s[which][-1] - arrival_s[which][0]) / selection.rate > LONGEST_S:
         raise EmptySelection(_name(trace), f"at {selection.rate:g} × the rate it would last for over a year.")
     return replace(
-        trace,
+        trace.at(np.flatnonzero(which)),
         # Whole nanoseconds, as the readers and the kernel have them.
         arrival_s=np.rint((arrival_s[which] - arrival_s[which][0]) / selection.rate * 1e9) / 1e9,
-        prompt_tokens=trace.prompt_tokens[which],
-        output_tokens=trace.output_tokens[which],
-        source_row=trace.source_row[which],
-        priority=None if trace.priority is None else trace.priority[which],
-        max_tokens=None if trace.max_tokens is None else trace.max_tokens[which],
-        prefix_hashes=None if trace.prefix_hashes is None else _hashes_of(trace.prefix_hashes, which),
-        labels=tuple(replace(labels, codes=labels.codes[which]) for labels in trace.labels),
         selection=selection,
     )
 
@@ -158,13 +151,3 @@ def _spread(arrival_s: Floats, step_s: float, seed: int) -> Floats:
     order = np.lexsort((spread_s, arrival_s))
     # Within a stamp the offsets go out in the order of the file; where stamps jitter, the next may begin too early.
     return np.maximum.accumulate(spread_s[order])
-
-
-def _hashes_of(hashes: PrefixHashes, which: npt.NDArray[np.bool_]) -> PrefixHashes:
-    """The ids of some requests."""
-    num_ids = np.diff(hashes.offsets)
-    return PrefixHashes(
-        ids=hashes.ids[np.repeat(which, num_ids)],
-        offsets=np.concatenate([[0], np.cumsum(num_ids[which])]),
-        block_tokens=hashes.block_tokens,
-    )

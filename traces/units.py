@@ -164,14 +164,13 @@ def decide_arrivals(
     return _since_first(times, unit, unit, reason, stated.column)
 
 
-def unit_question(values: npt.NDArray[np.float64], column: str, field: str) -> Question:
-    """Ask for the unit of a duration column, with the typical duration that each answer gives."""
-    text = "no unit in its name"
+def unit_question(values: npt.NDArray[np.float64], column: str, doubt: str) -> Question:
+    """Ask for the unit of the steps' times, with the typical duration that each answer gives."""
 
     def typical(some: npt.NDArray[Any], unit: str) -> str:
         return f"a typical step takes {_readable(float(np.median(some)) * NS_PER_UNIT[unit] / 1e6)} ms"
 
-    return _unit_question(values, column, text, field, typical)
+    return _unit_question(values, column, doubt, "step_time_unit", typical)
 
 
 def _unit_of_numbers(values: npt.NDArray[Any], stated: Stated, arrival_unit: str | None) -> tuple[str | None, str]:

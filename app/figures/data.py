@@ -18,9 +18,13 @@ def _of_trace(canvas: go.Figure, trace: Any) -> pd.DataFrame:
     x_title, y_title = _axis_title(canvas, trace, "x"), _axis_title(canvas, trace, "y")
     if trace.type == "heatmap":
         x, y = np.meshgrid(np.asarray(trace.x), np.asarray(trace.y))
-        # Colours follow the logarithm; the counts themselves stand in the hover.
-        counts = np.asarray(trace.customdata).ravel()
-        return pd.DataFrame({x_title: x.ravel(), y_title: y.ravel(), trace.colorbar.title.text: counts})
+        # Colours follow the logarithm; the values themselves stand in the hover, with words about them or without.
+        about = np.asarray(trace.customdata)
+        drawn = {x_title: x.ravel(), y_title: y.ravel()}
+        if about.ndim == 2:
+            return pd.DataFrame(drawn | {trace.colorbar.title.text: about.ravel()})
+        words = [_words(one) for one in about[..., 1].ravel()]
+        return pd.DataFrame(drawn | {trace.colorbar.title.text: about[..., 0].ravel(), "about": words})
     values = {"series": trace.name or "", x_title: np.asarray(trace.x), y_title: np.asarray(trace.y)}
     if trace.type == "bar" and trace.base is not None:
         values["begins at"] = np.asarray(trace.base)

@@ -118,10 +118,13 @@ def life(life: Life) -> go.Figure:
     if not life.phases:
         return theme.empty(question, "It never ran.")
     about = f"simulated; the bars follow each other and sum to {seconds(life.e2e_s)}"
+    longest = set(sorted(life.phases, key=lambda phase: -phase.duration_s)[: theme.MAX_POINTS])
+    if len(longest) < len(life.phases):
+        about += f"; the {len(longest):,} longest of {len(life.phases):,} are drawn"
     canvas = theme.figure(question, MOMENT.title, "Phase", about)
     kinds = [kind for kind in PhaseKind if life.of_kind(kind)]
     for kind in kinds:
-        phases = life.of_kind(kind)
+        phases = [phase for phase in life.of_kind(kind) if phase in longest]
         look = PHASE_LOOKS.get(kind, theme.REFERENCE)
         canvas.add_bar(
             base=MOMENT.shown(np.array([phase.start_ns / 1e9 for phase in phases])),

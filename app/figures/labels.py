@@ -62,6 +62,8 @@ KV_USE = Quantity("KV use", "%", 100.0)
 PREEMPTIONS = Quantity("Preempted", "times")
 TOY_STEP = Quantity("Step", "number")
 SCHEDULED_TOKENS = Quantity("Tokens computed", "tokens")
+BUDGET = Quantity("max_num_batched_tokens (budget)", "tokens")
+SEATS = Quantity("max_num_seqs (seats)", "requests")
 MOMENT = Quantity("Time since the first arrival", "s")
 """In seconds however long the trace is: what is read off here is typed in as a window."""
 

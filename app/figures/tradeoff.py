@@ -55,7 +55,7 @@ def gap_against_ttft(plan: Recommendation) -> go.Figure:
     _add_columns(canvas, plan)
     _add_targets(canvas, plan)
     theme.log_axes(canvas, x=True, y=True)
-    canvas.update_layout(height=460)
+    canvas.update_layout(height=520)
     return canvas
 
 
@@ -66,12 +66,17 @@ def axes_of(plan: Recommendation) -> tuple[Quantity, Quantity]:
     return gap, first_token
 
 
+def is_whole(candidate: Candidate) -> bool:
+    """Whether its numbers are those of all requests: its replay went to its end."""
+    return candidate.summary.outcome == "done"
+
+
 def _points(plan: Recommendation) -> list[_Point]:
-    """Candidates by result; those without a number left out."""
+    """Candidates by result; those without a number, or with that of a part only, are left out."""
     by_result: dict[tuple[float, float, bool], _Point] = {}
     for candidate in plan.candidates:
         ttft_s, itl_s = candidate.summary.ttft_at_percentile_s, candidate.summary.itl_at_percentile_s
-        if not (ttft_s > 0 and itl_s > 0):
+        if not (is_whole(candidate) and ttft_s > 0 and itl_s > 0):
             continue
         key = (ttft_s, itl_s, candidate.meets)
         if key in by_result:

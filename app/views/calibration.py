@@ -2,8 +2,10 @@
 
 import streamlit as st
 
-from app import compute, frames, panels, state, widgets
+from app import compute, frames, panels, state
 from app.figures import calibration
+from app.widgets.files import ask_file
+from app.widgets.step_times import ask_against, ask_by_hand, ask_is_behind_log, ask_num_kv_tokens, ask_source
 from planner.acting import flags_sentence
 from planner.align import Alignment, alignment_sentence
 from planner.errors import UnfitStepLog
@@ -19,13 +21,13 @@ reading = session.steps
 
 # Choose
 st.subheader("How long do engine steps take on your GPU?")
-source = widgets.ask_source((LOG, FILE, BY_HAND))
+source = ask_source((LOG, FILE, BY_HAND))
 if source == BY_HAND:
     st.write(
         "Step time = base + per request × requests in the step + p × prefill tokens, and further terms if you know "
         "them. No interval stands behind it, and pages call it set by hand."
     )
-    by_hand = widgets.ask_by_hand(session.hand_start)
+    by_hand = ask_by_hand(session.hand_start)
     if session.given == by_hand:
         st.success("Plans use these coefficients.", icon=":material/check:")
         panels.show_measured()
@@ -36,7 +38,7 @@ if source == BY_HAND:
     st.stop()
 if source == FILE:
     st.write("A model that was downloaded from this page or written by `planner calibrate -o`.")
-    upload = widgets.ask_file("Model file", "JSON", f"model_{session.saved.num_uploads}")
+    upload = ask_file("Model file", "JSON", f"model_{session.saved.num_uploads}")
     if upload is not None:
         session.upload_model(upload.getvalue(), upload.name)
         st.rerun()
@@ -62,7 +64,7 @@ if reading.value is None and reading.fault is None:
         "long and short prompts, and upload its log. A table with one row per step works too."
     )
     panels.offer_example()
-upload = widgets.ask_file(
+upload = ask_file(
     "Step log" if reading.value is None else "Another step log",
     "a vLLM server log, or Parquet, CSV or JSON lines, also as .gz or .zst",
     f"steps_{reading.num_uploads}",
@@ -78,12 +80,12 @@ if log is None:
     st.stop()
 left, right = st.columns(2, vertical_alignment="bottom")
 with left:
-    num_kv_tokens = widgets.ask_num_kv_tokens(log.facts, f"kv_{log.digest[:8]}")
+    num_kv_tokens = ask_num_kv_tokens(log.facts, f"kv_{log.digest[:8]}")
 behind_log = None
 if session.trace.value is not None and log.num_decode_tokens is not None:
     pair = log.digest, session.trace.value.digest
     with right:
-        if widgets.ask_is_behind_log(f"behind_{pair[0][:8]}_{pair[1][:8]}"):
+        if ask_is_behind_log(f"behind_{pair[0][:8]}_{pair[1][:8]}"):
             behind_log = pair
 if (num_kv_tokens, behind_log) != (session.num_kv_tokens, session.behind_log):
     session.num_kv_tokens, session.behind_log = num_kv_tokens, behind_log
@@ -118,7 +120,7 @@ elif isinstance(fit, StepTimeFit):
         panels.show_figure(calibration.decode_curve(fit), "decode_curve")
     chart = off.container()
     with off:
-        against = widgets.ask_against()
+        against = ask_against()
     with chart:
         panels.show_figure(calibration.residuals(fit, against), "residuals")
     panels.show_model(fit)

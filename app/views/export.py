@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app import frames, handout, panels, state, widgets
+from app import frames, handout, panels, state
+from app.widgets.files import ask_file
+from app.widgets.plans import ask_model_name, ask_plan
 from planner.export import provenance
 
 HERE = "Made in this session"
@@ -20,7 +22,7 @@ elif job is not None and made:
 
 # Choose
 with st.expander("Open plan files, and compare them", expanded=not made):
-    upload = widgets.ask_file("Plan file", "as written here or by planner plan -o", f"plan_{session.num_opened}")
+    upload = ask_file("Plan file", "as written here or by planner plan -o", f"plan_{session.num_opened}")
     if upload is not None:
         session.open_plan(upload.getvalue(), upload.name)
         st.rerun()
@@ -31,9 +33,9 @@ with st.expander("Open plan files, and compare them", expanded=not made):
         st.rerun()
 if not plans:
     st.stop()
-chosen = widgets.ask_plan(tuple(plans), "Plan", f"export_plan_{session.num_opened}")
+chosen = ask_plan(tuple(plans), "Plan", f"export_plan_{session.num_opened}")
 saved = plans[chosen]
-model_name = widgets.ask_model_name()
+model_name = ask_model_name()
 st.caption("  \n".join(frames.literal(line) for line in provenance(saved)))
 
 # Show
@@ -43,5 +45,5 @@ handout.show_handout(saved, model_name, job if chosen == HERE else None)
 if len(plans) > 1:
     st.subheader("Side by side")
     others = tuple(name for name in plans if name != chosen)
-    other = widgets.ask_plan(others, "Beside it", f"other_plan_{session.num_opened}_{chosen}")
+    other = ask_plan(others, "Beside it", f"other_plan_{session.num_opened}_{chosen}")
     handout.show_comparison(plans, chosen, other)

@@ -2,9 +2,12 @@
 
 import streamlit as st
 
-from app import compute, frames, look, panels, scenarios, state, widgets
+from app import compute, frames, look, panels, scenarios, state
 from app.compute import Setting
 from app.figures.labels import answer_label
+from app.widgets.flags import ask_three_flags
+from app.widgets.inside import ask_setting, ask_window
+from app.widgets.targets import USUAL_SLO
 from planner.engine_config import EngineConfig, flag_faults
 from planner.step_time import step_time_of
 
@@ -43,9 +46,9 @@ if plan is not None:
     }
 if session.picked is not None:
     settings[panels.PICKED] = session.picked
-name = widgets.ask_setting((*settings, BY_HAND), session.look, f"setting_{session.num_looks}")
+name = ask_setting((*settings, BY_HAND), session.look, f"setting_{session.num_looks}")
 if name == BY_HAND:
-    engine_config = widgets.ask_three_flags(session.today, session.flags_name)
+    engine_config = ask_three_flags(session.today, session.flags_name)
     st.caption("KV cache and all other flags are today's, as on the Plan page.")
 else:
     engine_config = settings[name]
@@ -61,13 +64,13 @@ if name != BY_HAND and job is not None and (job.inputs.trace_digest, job.inputs.
         icon=":material/history:",
     )
 
-slo = widgets.USUAL_SLO if session.inputs is None else session.inputs.slo
+slo = USUAL_SLO if session.inputs is None else session.inputs.slo
 scenarios.show_scenarios(trace, step_time, slo, settings, (name, engine_config))
 
 # Compute
 setting = Setting(trace.digest, engine_config, step_time)
 run = compute.replayed(setting, _trace=trace)
-window_s = widgets.ask_window(run.end_s, trace.digest[:8])
+window_s = ask_window(run.end_s, trace.digest[:8])
 if window_s[0] >= window_s[1]:
     st.error("The window is empty: it must begin before it ends, and before the replay ends.")
     st.stop()

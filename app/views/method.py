@@ -2,9 +2,10 @@
 
 import streamlit as st
 
-from app import compute, frames, panels, widgets
+from app import compute, frames, panels
 from app.figures import lesson
 from app.glossary import FLAGS, GLOSSARY, QUESTIONS
+from app.widgets.inside import ask_toy, ask_toy_step
 from planner.verdict import not_simulated
 
 st.subheader("How does the scheduler decide?")
@@ -16,9 +17,9 @@ st.markdown(
 )
 
 # Choose
-config = widgets.ask_toy()
+config = ask_toy()
 turns = compute.lesson_of(config)
-number = widgets.ask_toy_step(len(turns), f"toy_step_{hash(config)}")
+number = ask_toy_step(len(turns), f"toy_step_{hash(config)}")
 turn = turns[number - 1]
 
 # Show

@@ -2,8 +2,11 @@
 
 import streamlit as st
 
-from app import answer, frames, panels, state, widgets
-from app.compute import PlanInputs, PlanJob, Status
+from app import answer, panels, state
+from app.compute import PlanInputs
+from app.jobs import Status
+from app.widgets.flags import ask_default_flags, ask_more, ask_scheduler, ask_today
+from app.widgets.targets import ask_objective, ask_slo
 from planner.engine_config import flag_faults
 from planner.search import NO_MORE
 from planner.step_time import StepTime, step_time_of
@@ -23,20 +26,22 @@ if model is None:
     )
     st.stop()
 
+top = st.container()  # Filled last: whether an answer is up to date, the questions below it decide.
+
 # Choose
 logged = session.logged_config
 name = session.flags_name
-slo = widgets.ask_slo()
+slo = ask_slo()
 chosen, gpu = st.columns(2)
 with chosen:
-    objective = widgets.ask_objective()
+    objective = ask_objective()
 with gpu:
-    default_flags = widgets.ask_default_flags(logged, name)
+    default_flags = ask_default_flags(logged, name)
 with st.expander("Today's flags and what is fixed", expanded=session.job is None):
-    today = widgets.ask_today(logged, trace.priority is not None, name)
-    scheduler = widgets.ask_scheduler()
+    today = ask_today(logged, trace.priority is not None, name)
+    scheduler = ask_scheduler()
 with st.expander("Search more flags"):
-    more = widgets.ask_more(today)
+    more = ask_more(today)
 faults = flag_faults(today)
 for fault in faults:
     st.error(f"vLLM would not start: {fault}.", icon=":material/error:")
@@ -64,26 +69,20 @@ if (wanted or session.wants_plan) and is_possible and not is_going:
     st.rerun()
 
 
-@st.fragment(run_every=0.4)
-def watch(job: PlanJob) -> None:
-    """Show how far a plan is, and let the user stop it."""
-    answer.show_progress(job)
-    if not job.is_going:
-        st.rerun()
-
-
-if session.job is not None and session.job.is_going:
-    watch(session.job)
-    st.stop()
-
 # Show
-if session.job is not None and session.job.status is Status.CANCELLED:
-    st.warning("Cancelled.", icon=":material/cancel:")
-elif session.job is not None and session.job.status is Status.FAILED:
-    st.error(frames.literal(session.job.fault), icon=":material/error:")
-    if session.job.scheduler and st.button("Plan on this machine instead", icon=":material/computer:"):
-        session.start_plan(inputs, trace, model)
-        st.rerun()
-if session.finished is not None:
-    panels.show_stale(session.finished.inputs, inputs)
-    answer.show_answer(session.finished)
+finished = session.finished
+with top:
+    if session.job is not None and is_going:
+        panels.watch(session.job)
+    elif session.job is not None:
+        panels.show_end(session.job)
+        is_remote = session.job.status is Status.FAILED and session.job.scheduler != ""
+        if is_remote and st.button("Plan on this machine instead", icon=":material/computer:"):
+            session.start_plan(inputs, trace, model)
+            st.rerun()
+    if finished is not None:
+        panels.show_stale(finished.inputs, inputs)
+        answer.show_verdict(finished)
+        st.subheader("Targets and flags")
+if finished is not None:
+    answer.show_evidence(finished)

@@ -2,9 +2,11 @@
 
 import streamlit as st
 
-from app import compute, frames, panels, state, widgets
+from app import compute, frames, panels, state
 from app.figures import requests
 from app.shelf import shelf
+from app.widgets.files import ask_file, ask_shelf
+from app.widgets.traffic import ask_part, ask_workload
 from planner.step_time import step_time_of
 from traces.selection import EmptySelection, busiest_s, select
 from traces.workload import workload_faults
@@ -23,7 +25,7 @@ if reading.value is None:
     panels.offer_example()
 
 # Choose
-upload = widgets.ask_file(
+upload = ask_file(
     "Request trace" if reading.value is None else "Another request trace",
     "Parquet, CSV or JSON lines, also as .gz or .zst",
     f"trace_{reading.num_uploads}",
@@ -33,7 +35,7 @@ if upload is not None:
         session.upload_trace(upload.getvalue(), upload.name)
     st.rerun()
 if (lying := shelf()) is not None:
-    chosen = widgets.ask_shelf(lying.names(), f"shelf_{reading.num_uploads}")
+    chosen = ask_shelf(lying.names(), f"shelf_{reading.num_uploads}")
     if chosen is not None:
         with st.spinner(f"Reading {chosen} …"):
             session.upload_trace(lying.open(chosen), chosen)
@@ -41,7 +43,7 @@ if (lying := shelf()) is not None:
 panels.show_reading(reading, compute.understand_trace, "trace")
 
 with st.expander("No trace? Make up traffic"):
-    workload = widgets.ask_workload()
+    workload = ask_workload()
     faults = workload_faults(workload)
     for fault in faults:
         st.error(f"{fault.capitalize()}.", icon=":material/error:")
@@ -68,12 +70,9 @@ sums.table(compute.token_sums(trace.digest, _trace=trace), border="horizontal")
 
 # Choose a part
 st.subheader("Which part do you plan for?")
-drawn = st.plotly_chart(
-    requests.arrival_rate(trace, session.selection.window_s),
-    key=f"arrival_rate_{session.num_windows}",
-    on_select="rerun",
-    selection_mode="box",
-)
+arrivals = requests.arrival_rate(trace, session.selection.window_s)
+drawn = st.plotly_chart(arrivals, key=f"arrival_rate_{session.num_windows}", on_select="rerun", selection_mode="box")
+panels.offer_values(arrivals, "arrival_rate")
 if (window_s := requests.drawn_window_s(drawn["selection"]["box"], trace.span_s)) is not None:
     session.choose_window(window_s)
     st.rerun()
@@ -85,9 +84,7 @@ with st.container(horizontal=True):
     if session.selection.window_s is not None and st.button("All of it", icon=":material/close:"):
         session.choose_window(None)
         st.rerun()
-selection = widgets.ask_part(
-    session.selection, trace, compute.clock_step_s(trace.digest, _trace=trace), session.num_windows
-)
+selection = ask_part(session.selection, trace, compute.clock_step_s(trace.digest, _trace=trace), session.num_windows)
 if selection != session.selection:
     try:
         select(trace, selection)
@@ -106,6 +103,7 @@ for column, (label, value, about) in zip(st.columns(len(numbers)), numbers, stri
 lengths, joint, bursts = st.columns(3, gap="large")
 figures = compute.traffic_figures(traffic.digest, _trace=traffic)
 for column, name, figure in zip((lengths, joint, bursts), ("lengths", "joint", "bursts"), figures, strict=True):
-    column.plotly_chart(figure, key=name)
+    with column:
+        panels.show_figure(figure, name)
 panels.offer_traffic(traffic)
 panels.show_next("calibration", "Next: calibrate step times")

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.inside.phases import Phase, phases_between
-from planner.inside.recording import Recording, prefill_part_ns, with_events
+from planner.inside.recording import Recording, prefill_part_ns, recording_of
 from planner.inside.words import WAITS, request_name, wait_in_words
 from planner.replay import Replay
 from traces.requests import RequestTrace
@@ -55,9 +55,7 @@ def chrome_trace(
     members = _requests_between(run, from_ns, until_ns)
     events = [*_names(trace, members[:max_requests]), *_steps(run, first, max(first, stop))]
     if stop > first:
-        sched_ns = run.steps["sched_ns"]
-        window = (int(sched_ns[first]), int(sched_ns[stop - 1]) + 1)
-        recording = Recording(with_events(trace, run, [window]))
+        recording = recording_of(trace, run, [(first, stop - 1)])
         for request in members[:max_requests].tolist():
             events.extend(_slices(trace, recording, request, from_ns, until_ns))
     document = {

@@ -63,6 +63,12 @@ def with_events(trace: RequestTrace, run: Replay, windows_ns: Iterable[tuple[int
     return replay(trace, run.engine_config, run.step_time, windows_ns=wanted, what_if=run.what_if)
 
 
+def recording_of(trace: RequestTrace, run: Replay, stretches: Iterable[tuple[int, int]]) -> "Recording":
+    """The events of some stretches of steps, each from its first step to its last; at the cost of `with_events`."""
+    sched_ns = run.steps["sched_ns"]
+    return Recording(with_events(trace, run, [(int(sched_ns[a]), int(sched_ns[b]) + 1) for a, b in stretches]))
+
+
 def merged(windows_ns: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Windows in order, those that touch joined, empty ones left out."""
     joined: list[tuple[int, int]] = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner import kernel
-from planner.inside.recording import HeldBy, Recording, Share, with_events
+from planner.inside.recording import HeldBy, Recording, Share, recording_of
 from planner.replay import Replay
 from traces.requests import RequestTrace
 
@@ -68,9 +68,7 @@ def step_table(trace: RequestTrace, run: Replay, at_s: float, num_steps: int = 2
     first = max(0, last - num_steps)
     if first == last:
         return ()
-    sched_ns = run.steps["sched_ns"]
-    window = (int(sched_ns[first]), int(sched_ns[last - 1]) + 1)
-    recording = Recording(with_events(trace, run, [window]))
+    recording = recording_of(trace, run, [(first, last - 1)])
     return tuple(_row(recording, k) for k in range(first, last))
 
 

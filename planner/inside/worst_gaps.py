@@ -7,7 +7,7 @@ import numpy as np
 
 from planner import kernel
 from planner.inside.phases import Phase, PhaseKind, phases_between
-from planner.inside.recording import HeldBy, Recording, Share, with_events
+from planner.inside.recording import HeldBy, Recording, Share, recording_of
 from planner.replay import Replay
 from traces.requests import RequestTrace
 
@@ -87,9 +87,7 @@ def worst_gaps(
         Seconds; the whole replay if not given.
     """
     found = _longest(run, num_gaps, from_s, run.end_s if until_s is None else until_s)
-    sched_ns = run.steps["sched_ns"]
-    windows = [(int(sched_ns[gap.first_step]), int(sched_ns[gap.step]) + 1) for gap in found]
-    recording = Recording(with_events(trace, run, windows))
+    recording = recording_of(trace, run, [(gap.first_step, gap.step) for gap in found])
     return tuple(_explained(recording, gap) for gap in found)
 
 

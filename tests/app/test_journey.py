@@ -96,15 +96,18 @@ def test_from_trace_and_log_to_the_command(page: Page, address: str) -> None:
 
     go(page, "Plan")
     target = page.get_by_label("Token gap (ITL) target, ms", exact=True)
-    target.fill("80")
+    target.fill("80.5")
     target.press("Enter")
     page.get_by_role("button", name="Plan", exact=True).click()
     verdict = page.get_by_text("Met: p99 token gap")
     expect(verdict).to_be_visible(timeout=PLAN_MS)
-    expect(verdict).to_contain_text("against 80 ms")
+    expect(verdict).to_contain_text("against 80.5 ms")
     expect(verdict).to_contain_text("today's flags miss it")
     advised = page.get_by_test_id("stCode").first.inner_text()
 
+    page.reload()
+    expect(verdict).to_be_visible()
+    expect(target).to_have_value("80.5")
     go(page, "Export")
     page.get_by_label("Model to write into the command", exact=True).fill("org/model-7b")
     page.get_by_label("Model to write into the command", exact=True).press("Enter")
@@ -118,7 +121,7 @@ def test_from_trace_and_log_to_the_command(page: Page, address: str) -> None:
     for flag in advised.replace("\\\n", " ").split("--")[1:]:
         assert f"--{' '.join(flag.split())}" in command
     assert any("chat_long_prompts.parquet (digest " in line for line in comments)
-    assert any("at most 80 ms" in line for line in comments)
+    assert any("at most 80.5 ms" in line for line in comments)
     assert any("vLLM 0.32" in line for line in comments)
 
 
@@ -207,7 +210,8 @@ def test_a_plan_goes_out_as_a_file_and_comes_back_beside_another(page: Page, add
     assert "How long are token gaps?" in report
     assert json.loads(plan_file)["sentence"].split(";")[0] in report
 
-    page.goto(f"{address}/export")  # a new session: only the file is left
+    page = page.context.new_page()  # a new tab: only the file is left
+    page.goto(f"{address}/export")
     expect(page.get_by_text("an export needs a plan, or a plan file")).to_be_visible()
     uploader = page.get_by_test_id("stFileUploader").locator("input[type=file]")
     uploader.set_input_files({"name": "monday.json", "mimeType": "application/json", "buffer": plan_file})

@@ -94,7 +94,7 @@ def test_one_click_leads_to_a_verdict(example: AppTest) -> None:
     assert example.success[0].value.startswith("**Met: p99 token gap")
     assert "--max-num-batched-tokens" in example.code[0].value
     assert list(example.table[0].value.columns) == ["Today", "Recommended", "vLLM default"]
-    assert len(example.get("plotly_chart")) == 3
+    assert len(example.get("plotly_chart")) == 5
     assert "Probability that the targets are met" in words(example)
     assert f"{len(example.dataframe[0].value) + 1} settings tried" in words(example)
 
@@ -102,13 +102,12 @@ def test_one_click_leads_to_a_verdict(example: AppTest) -> None:
 def test_load_is_answered_when_it_is_asked_for(example: AppTest) -> None:
     shown(example, "plan")
     assert "The targets hold up to" not in words(example)
-    press(example, "Find out")
-    assert not example.exception
+    planned(press(example, "Find out"))
     text = words(example)
     assert "The targets hold up to" in text
     assert "At 1 times this load, 1 replica meets them" in text
     assert "The knee lies near" in text
-    assert len(example.get("plotly_chart")) == 5
+    assert len(example.get("plotly_chart")) == 7
     example.number_input(key="growth").set_value(2.0).run()
     assert "The targets hold up to" not in words(example), "another question, not asked yet"
     example.number_input(key="growth").set_value(1.0).run()
@@ -624,7 +623,7 @@ def test_up_to_four_settings_stand_side_by_side_under_another_load() -> None:
     test = opened()
     press(test, "Run the example")
     planned(test)
-    shown(test, "inspect").toggle(key="is_what_if").set_value(True).run()
+    planned(shown(test, "inspect").toggle(key="is_what_if").set_value(True).run())
     table = test.table[0].value
     assert table.columns.tolist() == ["1\\: Recommended", "2\\: Today", "3\\: vLLM default"]
     assert table.loc["Targets"].iloc[0] == "met"
@@ -632,20 +631,24 @@ def test_up_to_four_settings_stand_side_by_side_under_another_load() -> None:
     alone = table.loc["ITL p99, all token gaps pooled"].tolist()
 
     test.select_slider(key="what_if_load").set_value(2.0).run()
-    test.select_slider(key="what_if_memory").set_value(0.5).run()
+    planned(test.select_slider(key="what_if_memory").set_value(0.5).run())
     table = test.table[0].value
     assert table.loc["KV cache, tokens"].tolist() == ["320,000"] * 3
     assert table.loc["ITL p99, all token gaps pooled"].tolist() != alone
     assert not test.exception
 
+    planned(test.select_slider(key="what_if_hits_0").set_value(0.5).run())
+    assert "every prompt begins with the same text" in words(test)
+    assert "Prefix caching is off in Recommended, Today, vLLM default" in words(test)
+
     test.segmented_control(key="setting_0").set_value("By hand").run()
     test.number_input(key=next(w.key for w in test.number_input if w.label == "max_num_seqs")).set_value(32).run()
-    press(test, "Pin: By hand")
+    planned(press(test, "Pin: By hand"))
     assert test.table[0].value.loc["max_num_seqs"].tolist()[3].startswith("32")
-    press(test, "Unpin 2: Today")
+    planned(press(test, "Unpin 2: Today"))
     assert test.table[0].value.columns.tolist() == ["1\\: Recommended", "2\\: vLLM default", "3\\: By hand"]
     for _ in range(3):
-        press(test, next(button.label for button in test.button if button.label.startswith("Unpin 1")))
+        planned(press(test, next(button.label for button in test.button if button.label.startswith("Unpin 1"))))
     assert "Nothing is pinned" in words(test)
     assert not test.exception
 

@@ -6,6 +6,7 @@ from naive import Engine
 from planner import kernel
 from planner.replay import NO_NOISE, WHOLE_REPLAY, kernel_blocks
 from planner.step_time import StepTime
+from traces.requests import PrefixHashes
 
 NAMES = {
     "sched_ns": "sched_ns",
@@ -54,13 +55,13 @@ def run_kernel(
         row["output_tokens"] = request["out"]
         row["max_tokens"] = request.get("max_tokens", request["out"])
         row["priority"] = request.get("priority", 0)
-        row["accept_offset"] = i
-    limit = limits(config, tracks_blocks)
+        row["identity"] = i
+    limit = limits(config, tracks_blocks)._replace(id_block_tokens=id_block_tokens)
     ids = [requests[i].get("ids") or () for i in order]
-    num_ids = np.array([len(row) for row in ids], np.int64)
-    bounds = np.stack([np.cumsum(num_ids) - num_ids, np.cumsum(num_ids)], axis=1)
-    flat = np.array([content for row in ids for content in row], np.int64)
-    blocks, keys, table = kernel_blocks(rows, flat, bounds, id_block_tokens, num_ids * id_block_tokens, limit)
+    offsets = np.cumsum([0, *map(len, ids)])
+    shared = PrefixHashes(np.array([c for row in ids for c in row], np.int64), offsets, id_block_tokens).shared
+    num_tokens = np.minimum(shared.num_ids * id_block_tokens, rows["prompt_tokens"] + rows["output_tokens"])
+    blocks, prefixes, table = kernel_blocks(rows, shared.number, offsets[:-1], num_tokens, limit)
     state = np.zeros(1, kernel.ENGINE)
     accept = np.array((config["spec"] or {"accept": [0]})["accept"])
     window_rows = np.array(windows, np.int64).reshape(-1, 2)
@@ -68,7 +69,7 @@ def run_kernel(
         rows,
         state,
         blocks,
-        keys,
+        prefixes,
         table,
         accept,
         limit,
@@ -163,6 +164,7 @@ def limits(config: dict, tracks_blocks: bool) -> kernel.Limits:
         by_priority=config["policy"] == "priority",
         caches_prefixes=config["enable_prefix_caching"],
         tracks_blocks=tracks_blocks,
+        id_block_tokens=1,
         num_spec_tokens=spec["k"],
         num_lookahead_tokens=lookahead * spec["k"],
         num_extra_inputs=extra_inputs,

@@ -47,7 +47,7 @@ def known_acceptance(golden: dict) -> stepper.Engine:
     """An engine that accepts the drafts that the recording accepts."""
     engine = stepper.Engine(trace_of(golden), config_of(golden))
     engine.accept = np.array(golden["scenario"]["config"]["spec"]["accept"], np.int64)
-    engine.fresh["accept_offset"] = np.array(order_of(golden))[engine.index]
+    engine.fresh["identity"] = np.array(order_of(golden))[engine.index]
     engine.requests[:] = engine.fresh
     return engine
 

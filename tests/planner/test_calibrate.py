@@ -13,6 +13,7 @@ from shared import Case, cases, files, measured_runs
 
 from planner.calibrate import fit_step_time
 from planner.errors import BadPlan, UnfitStepLog
+from planner.noise import NOISE_STEPS
 from planner.step_time import TERMS, StepTime, StepTimeFit, read_model, write_model
 from traces.errors import InputError
 from traces.read import read_steps
@@ -251,9 +252,10 @@ def test_noise_is_drawn_from_the_residuals_by_kind():
     fit = fit_step_time(synthetic_log(num_steps=2000, noise=0.3))
 
     assert fit.noise is not None
-    factors = fit.noise.draw(seed=1)
-    assert factors.tobytes() == fit.noise.draw(seed=1).tobytes()
-    assert factors.tobytes() != fit.noise.draw(seed=2).tobytes()
+    factors = fit.noise.draw(seed=1)[:2]
+    assert fit.noise.draw(seed=1)[2].tolist() == [1.0] * NOISE_STEPS
+    assert factors.tobytes() == fit.noise.draw(seed=1)[:2].tobytes()
+    assert factors.tobytes() != fit.noise.draw(seed=2)[:2].tobytes()
     np.testing.assert_allclose(factors.mean(axis=1), 1.0, atol=0.01)
     np.testing.assert_allclose(factors.std(axis=1), 0.3, atol=0.05)
 

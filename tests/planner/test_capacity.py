@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from traces_by_hand import chat_trace, trace_of
 
-from planner.candidates import Reason
+from planner.candidates import Reason, evaluate
 from planner.capacity import RELATIVE_WIDTH, by_window, find_headroom, find_replicas, latency_curve, scale_load
 from planner.engine_config import EngineConfig
 from planner.metrics import summarise
 from planner.replay import replay
 from planner.routing import Routing
-from planner.slo import Slo
+from planner.slo import ClassTarget, Slo
 from planner.step_time import StepTime
 
 STEP_TIME = StepTime(8_000_000, 60_000, 60_000)
@@ -106,6 +106,19 @@ def test_windows_say_which_stretch_breaks_and_sum_to_the_whole():
     whole = summarise(replay(trace, CONFIG, STEP_TIME), SLO.itl_s)
     assert sum(window.num_gaps for window in windows) == whole.num_gaps
     assert max(window.worst_gap_s for window in windows) == whole.itl.max_s
+
+
+def test_one_window_over_everything_misses_what_the_trace_misses():
+    """Every kind of target, of all requests and of a class; that the queue grows is no matter of one window."""
+    trace = chat_trace(200, rate_rps=6.0)
+    short = ClassTarget(
+        max_prompt_tokens=500, itl_s=1e-3, worst_gap_s=1e-3, ttft_s=1e-3, e2e_s=1e-3, stalled_share=1e-3
+    )
+    tight = Slo(itl_s=1e-3, worst_gap_s=1e-3, ttft_s=1e-3, e2e_s=1e-3, stalled_share=1e-3, classes=(short,))
+    (window,) = by_window(trace, CONFIG, STEP_TIME, tight, width_s=1e6)
+    missed = evaluate(trace, CONFIG, STEP_TIME, tight).violations
+    assert len(window.violations) == 10
+    assert window.violations == tuple(v for v in missed if v.reason is not Reason.UNSTABLE)
 
 
 def test_a_window_says_what_it_leaves_behind():

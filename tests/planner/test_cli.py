@@ -8,7 +8,7 @@ import pytest
 from shared import Case, cases, files
 from traces_by_hand import chat_trace
 
-from planner.cli import main
+from planner.cli.main import main
 from planner.engine_config import EngineConfig
 from planner.plan_file import open_plan
 from planner.slo import ClassTarget
@@ -16,10 +16,10 @@ from traces.read import read_trace
 from traces.synthetic import LOG_SAMPLE, TRACE_SAMPLE
 
 
-@pytest.fixture
-def trace_file(tmp_path):
+@pytest.fixture(scope="module")
+def trace_file(tmp_path_factory):
     trace = chat_trace(150)
-    path = tmp_path / "trace.parquet"
+    path = tmp_path_factory.mktemp("trace") / "trace.parquet"
     columns = {name: getattr(trace, name) for name in ("arrival_s", "prompt_tokens", "output_tokens")}
     pq.write_table(pa.table(columns), path)
     return str(path)
@@ -175,6 +175,7 @@ def test_requests_that_never_run_are_in_the_sentence(capsys, trace_file):
     given = ("plan", trace_file, "--base-ms", 8, "--itl-ms", 80, "--num-gpu-blocks", 100)
     _, out, _ = run(capsys, *given)
     assert "requests can never run in this KV cache" in out
+    assert "One notch on each flag:\n  max_num_batched_tokens " in out
     assert "KV cache of 1584 tokens" in out or "KV cache of 1,584 tokens" in out
 
 
@@ -330,10 +331,11 @@ def test_two_plans_side_by_side(capsys, trace_file, tmp_path):
     assert "A plan file is what" in err
 
 
-@pytest.fixture
-def plan_file(capsys, trace_file, tmp_path):
-    path = tmp_path / "plan.json"
-    run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 80, "--max-num-batched-tokens", 16384, "-o", path)
+@pytest.fixture(scope="module")
+def plan_file(trace_file, tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    flags = ["--base-ms", "8", "--itl-ms", "80", "--max-num-batched-tokens", "16384"]
+    assert main(["plan", trace_file, *flags, "-o", str(path)]) == 0
     return path
 
 
@@ -396,7 +398,7 @@ def test_a_missed_plan_has_no_command_to_export(capsys, trace_file, tmp_path):
 def test_all_targets_go_from_the_command_line_into_the_plan(capsys, trace_file, tmp_path):
     more = (
         *("--e2e-ms", 60_000, "--e2e-percentile", 95, "--stalled-percent", 50, "--class-target"),
-        *("prompt=1-1000,priority=0,ttft_ms=9000", "--class-target", "prompt=2000-,worst_gap_ms=900,e2e_ms=70000"),
+        *("prompt=1-1000,priority=0,ttft_ms=9000", "--class-target", "prompt=2000-,itl_ms=70,worst_gap_ms=900"),
     )
     code, _, _ = run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 80, *more, "-o", tmp_path / "p.json")
     assert code == 0
@@ -404,7 +406,7 @@ def test_all_targets_go_from_the_command_line_into_the_plan(capsys, trace_file, 
     assert (slo.e2e_s, slo.e2e_percentile, slo.stalled_share) == (60.0, 0.95, 0.5)
     assert slo.classes == (
         ClassTarget(1, 1000, 0, ttft_s=9.0),
-        ClassTarget(2000, None, None, e2e_s=70.0, worst_gap_s=0.9),
+        ClassTarget(2000, None, itl_s=0.07, worst_gap_s=0.9),
     )
 
 
@@ -481,3 +483,14 @@ def test_measurements_of_something_else_are_said(capsys, tmp_path):
 )
 def test_a_part_that_makes_no_sense_is_refused(capsys, part):
     assert run(capsys, "replay", TRACE_SAMPLE, *part)[:2] == (2, "")
+
+
+def test_requests_that_never_run_are_named_by_rows_from_1(capsys, tmp_path):
+    """As the text names them, and as `planner inspect --request` takes them."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1,9000,5\n2,10,5\n3,9000,5\n")
+    small = ("replay", trace, "--num-gpu-blocks", 100)
+    _, out, _ = run(capsys, *small, "--json")
+    assert json.loads(out)["never_run_rows"] == [2, 4]
+    _, out, _ = run(capsys, *small)
+    assert "2 requests can never run under these flags (data rows 2, 4)" in out

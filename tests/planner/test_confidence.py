@@ -154,7 +154,7 @@ def test_certainty_costs_little_of_the_objective_and_every_loser_says_why():
 def test_step_times_and_traffic_are_drawn_alone_and_together():
     draws = np.zeros((400, len(TERMS)))
     draws[:, :3] = np.array([8e-3, 60e-6, 60e-6]) * np.random.default_rng(1).normal(1.0, 0.1, (400, 3))
-    model = SavedModel(STEP_TIME, (), draws, None, ServerFacts(), None, None, None, "by hand", None)
+    model = SavedModel(STEP_TIME, (), draws, None, None, ServerFacts(), None, None, None, "by hand", None)
     found = plan(model)
     best = found.best.engine_config
     rows = np.linspace(0, 399, NUM_DRAWS).astype(int)

@@ -126,8 +126,9 @@ def scheduler() -> Iterator[tuple[str, subprocess.Popen]]:
         yield f"tcp://127.0.0.1:{port}", process
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
+@contextmanager
+def ready_cluster() -> Iterator[Cluster]:
+    """A scheduler with two workers."""
     distributed = pytest.importorskip("distributed")
     worker = ("--no-nanny", "--nthreads", "1", "--host", "127.0.0.1")
     with (
@@ -140,8 +141,24 @@ def cluster() -> Iterator[Cluster]:
         yield Cluster(address, process, [one, other])
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """For tests that leave it as it is."""
+    with ready_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def doomed_cluster() -> Iterator[Cluster]:
+    """For a test that kills some of it."""
+    with ready_cluster() as cluster:
+        yield cluster
+
+
 @pytest.mark.cluster
-def test_a_cluster_gives_the_same_bytes_although_a_worker_is_killed(cluster):
+def test_a_cluster_gives_the_same_bytes_although_a_worker_is_killed(doomed_cluster):
+    cluster = doomed_cluster
+
     with executor_at(None) as here:
         alone = planned(here)
 
@@ -193,20 +210,21 @@ def test_a_scheduler_without_workers_is_said(monkeypatch):
 
 
 @pytest.mark.cluster
-def test_a_scheduler_that_goes_away_is_said(cluster):
+def test_a_scheduler_that_goes_away_is_said(doomed_cluster):
     def stop(num_done, num_planned, newest):
-        cluster.scheduler.kill()
+        doomed_cluster.scheduler.kill()
 
-    with pytest.raises(NoCluster, match="went away"), executor_at(cluster.address) as there:
+    with pytest.raises(NoCluster, match="went away"), executor_at(doomed_cluster.address) as there:
         planned(there, on_progress=stop)
 
 
-def test_an_unreachable_scheduler_is_said_within_seconds():
+def test_an_unreachable_scheduler_is_said_within_seconds(monkeypatch):
     pytest.importorskip("distributed")
+    monkeypatch.setattr(executors, "PATIENCE_S", 1)
     began = time.monotonic()
     with pytest.raises(NoCluster) as fault, executor_at(f"tcp://127.0.0.1:{free_port()}"):
         pass
-    assert time.monotonic() - began < 2 * executors.PATIENCE_S
+    assert time.monotonic() - began < 10 * executors.PATIENCE_S
     assert "no Dask scheduler answers there" in str(fault.value)
     assert "Leave the scheduler out to run on this machine." in str(fault.value)
 

@@ -3,7 +3,7 @@
 import pytest
 from traces_by_hand import trace_of
 
-from planner.cli import main
+from planner.cli.main import main
 from planner.engine_config import EngineConfig
 from planner.errors import BadFlags
 from planner.experiments import STEP_TIME, run_experiment_a, run_experiment_b, what_if_rows_a, what_if_rows_b

@@ -195,7 +195,7 @@ def test_kernel_is_the_naive_model_under_policies_that_vllm_has_not(scenario, st
 def test_preempting_for_ever_ends():
     """A request larger than the pool, let in by its first chunk: vLLM starts it over for ever."""
     requests = [{"arrival_ns": 0, "prompt": 400, "out": 5}]
-    config = BASIC | {"async_scheduling": False, "max_num_batched_tokens": 16}
+    config = BASIC | {"async_scheduling": False, "max_num_batched_tokens": 128}
     run = run_kernel(requests, config, StepTime(1000, 0, 0), max_steps=10**9, windows=())
     assert run["outcome"] == "livelock"
     assert run["unfinished"] == [0]
@@ -208,7 +208,7 @@ def test_cancel_stops_the_replay():
     outcome, steps, *_ = kernel.replay(
         rows,
         np.zeros(1, kernel.ENGINE),
-        *kernel_blocks(rows, np.zeros(0, np.int64), np.zeros((1, 2), np.int64), 1, np.zeros(1, np.int64), limit),
+        *kernel_blocks(rows, np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64), limit),
         np.zeros(1, np.int64),
         limit,
         StepTime(1, 1, 1),
@@ -298,7 +298,7 @@ def test_a_window_records_the_events_of_its_steps_and_changes_nothing(scenario, 
 def test_noise_stretches_each_step_by_its_kind(windows):
     trace = trace_of((0.0, 100, 20), (0.0, 100, 20))
     config = EngineConfig(max_num_batched_tokens=64, max_num_seqs=8, async_scheduling=False)
-    noise = np.array([[2.0, 4.0], [3.0, 3.0]])
+    noise = np.array([[2.0, 4.0], [3.0, 3.0], [1.0, 1.0]])
 
     run = replay(trace, config, StepTime(1000, 0, 0), noise=noise, windows_ns=windows)
 

@@ -12,7 +12,7 @@ from traces_by_hand import trace_of
 from planner.align import Alignment, align
 from planner.calibrate import fit_step_time
 from planner.engine_config import EngineConfig, flags_from_facts
-from planner.measured import Comparison, compare, trust_sentence
+from planner.measured import Comparison, compare, served, trust_sentence
 from planner.metrics import Distribution, pooled
 from planner.periods import with_periods
 from planner.replay import replay
@@ -21,7 +21,6 @@ from traces.measured import MeasuredRequests, read_measured
 from traces.read import read_steps, read_trace
 from traces.steps import StepLog
 
-NUM_SEEDS = 20
 TARGETS = {
     ("itl", "mean"): 0.04,
     ("itl", "p50"): 0.08,
@@ -32,28 +31,25 @@ TARGETS = {
     ("ttft", "p99"): 0.10,
 }
 MISSED = {
-    "calib_sync": {("itl", "mean"): 0.16, ("itl", "p90"): 0.30, ("itl", "p99"): 0.37, ("tpot", "mean"): 0.18,
-                   ("ttft", "p99"): 0.14},
-    "async_b2048": {("ttft", "p99"): 0.17},
-    "async_cache_kv400": {("ttft", "p90"): 0.17, ("ttft", "p99"): 0.32},
-    "sync_b2048_kv300": {("itl", "p90"): 0.15, ("ttft", "p99"): 0.55},
-    "sync_b2048_s8": {("ttft", "p90"): 0.38, ("ttft", "p99"): 0.20},
-    "sync_b2048_t256": {("itl", "mean"): 0.06, ("tpot", "mean"): 0.09, ("ttft", "p90"): 0.17},
-    "sync_b256": {("ttft", "p90"): 0.13, ("ttft", "p99"): 0.29},
-    "sync_cache_kv400": {("ttft", "p99"): 0.23},
-}  # fmt: skip
+    "calib_sync": {("itl", "mean"): 0.09, ("itl", "p90"): 0.14, ("tpot", "mean"): 0.09},
+    "async_b2048": {("ttft", "p99"): 0.15},
+    "sync_b2048_kv300": {("itl", "p90"): 0.23},
+    "sync_b2048_s8": {("ttft", "p90"): 0.101, ("ttft", "p99"): 0.17},
+    "sync_b2048_t256": {("tpot", "mean"): 0.06},
+    "sync_cache_kv400": {("ttft", "p99"): 0.20},
+}
 """Where a target is missed, and by how much.
 
 The machine goes through slow spells, of which no model of the work can know when they come: residuals of neighbouring
-steps correlate by 0.74 to 0.86, ten steps apart by 0.45 to 0.73, thirty apart by 0.25 to 0.59. A run is one draw.
-In calib_sync the busiest steps fell into one (decode-only beside more than 8,000 tokens of context 1.23 × the fit; in
-sync_b2048 the same work took 1.01 ×), and weighted by the requests that waited its steps took 1.04 × the fit.
-Near saturation a queue multiplies them: replays of one run that keep spells of 30 steps together have a standard
-deviation of 10 to 40 % in TTFT p90 and p99, and what was measured lies within the range of 16 of them in 86 % of the
-figures (54 % when every step is drawn by itself). They are not kept together all the same: such replays are no nearer
-on average, and come out with TTFT too long (p99 by a fifth). sync_b2048_t256 is short for this reason: with its spells
-kept together its mean gap is met within 1 %.
+steps correlate by 0.74 to 0.86, ten steps apart by 0.45 to 0.73. Its pace by the second (`planner.noise.Pace`, from the
+log itself) brings those of some seconds back; shorter ones are drawn anew, and near saturation a queue multiplies
+them: single replays of one run have a standard deviation of 10 to 20 % in TTFT p99. What was measured is one such run.
+It lies within those that are predicted in every figure but one: in sync_b2048_kv300 the 90th percentile of the gaps
+lies between decode-only steps (up to 25 ms) and those with prefill (from 40 ms on), where few gaps are.
+In calib_sync the clients' mean gap is 3 % above that of the log's own steps as well.
 """
+OUTSIDE = {"sync_b2048_kv300": {("itl", "p90")}}
+"""What was measured and no replay reaches."""
 
 
 def test_a_client_and_a_replay_are_measured_alike():
@@ -80,6 +76,25 @@ def test_a_client_and_a_replay_are_measured_alike():
     assert by_name["ttft"].measured.mean_s == pytest.approx(0.035)
     assert by_name["e2e"].relative_error("max") == pytest.approx(0.04 / 0.06 - 1)
     assert "the largest miss is 33%" in trust_sentence(tuple(by_name.values()))
+
+
+def test_of_several_replays_the_typical_one_is_compared_and_their_reach_is_told():
+    measured = MeasuredRequests(
+        arrival_s=np.array([0.0]),
+        first_token_s=np.array([0.02]),
+        last_token_s=np.array([0.04]),
+        num_outputs=np.array([3]),
+        gap_s=np.array([0.01, 0.01]),
+        worst_gap_s=np.array([0.01]),
+    )
+    runs = [
+        replay(trace_of((0.0, 1, 3)), EngineConfig(async_scheduling=False), StepTime(base_ns, 0, 0))
+        for base_ns in (9_000_000, 10_000_000, 50_000_000)
+    ]
+    gaps = compare(runs, measured)[0]
+    assert gaps.predicted.p99_s == pytest.approx(0.01)
+    assert gaps.reach_s("p99") == pytest.approx((0.009, 0.05))
+    assert gaps.predicted_values.num == 6
 
 
 def test_what_was_not_measured_is_left_out():
@@ -133,8 +148,7 @@ def predicted(folder: Path, fit: StepTimeFit) -> dict[str, Comparison]:
     """The run replayed under its own flags with some fit's step times and noise."""
     trace = read_trace(folder / "requests.parquet", "requests.parquet")
     config = flags_of(read_steps(folder / "server.log.gz", "server.log.gz"))
-    assert fit.noise is not None
-    replays = [replay(trace, config, fit.step_time, noise=fit.noise.draw(seed)) for seed in range(NUM_SEEDS)]
+    replays = served(trace, config, fit)
     return {one.name: one for one in compare(replays, read_measured(folder / "requests.parquet"))}
 
 
@@ -160,7 +174,11 @@ def test_a_run_is_predicted_from_its_own_log(folder):
 
     allowed = TARGETS | MISSED.get(folder.name, {})
     for (name, share), most in allowed.items():
-        assert abs(comparisons[name].relative_error(share)) <= most, (name, share)
+        one = comparisons[name]
+        assert abs(one.relative_error(share)) <= most, (name, share)
+        least_s, most_s = one.reach_s(share)
+        is_reached = least_s <= getattr(one.measured, f"{share}_s") <= most_s
+        assert is_reached or (name, share) in OUTSIDE.get(folder.name, set()) or most == TARGETS[name, share]
 
 
 @pytest.mark.measured

@@ -10,6 +10,7 @@ from traces_by_hand import chat_trace, trace_of
 
 from planner import metrics
 from planner.engine_config import EngineConfig
+from planner.kernel import TOKEN
 from planner.replay import WHOLE_REPLAY, replay
 from planner.step_time import StepTime
 from traces.requests import RequestTrace
@@ -87,13 +88,40 @@ def test_an_empty_trace_and_a_single_request():
     assert metrics.ttft_s(alone).tolist() == pytest.approx([0.030])
 
 
-def test_pooled_gaps_agree_with_the_tokens_themselves():
-    trace = chat_trace(80)
-    config = EngineConfig(max_num_batched_tokens=512, max_num_seqs=16, num_gpu_blocks=1001)
-    run = replay(trace, config, StepTime(8_000_000, 60_000, 20_000), windows_ns=WHOLE_REPLAY)
-    counted, listed = metrics.itl(run), metrics.itl_of_requests(run, np.ones(len(trace), bool))
-    assert counted.value_s.tolist() == listed.value_s.tolist()
-    assert counted.count.tolist() == listed.count.tolist()
+def gaps_by_token(run, is_member):
+    """Every gap of some requests, from the tokens themselves; the run has all its events."""
+    tokens = run.events[run.events["kind"] == TOKEN]
+    tokens = tokens[is_member[tokens["request"]]]
+    tokens = tokens[np.argsort(tokens["request"], kind="stable")]
+    gap_ns = np.diff(run.steps["end_ns"][tokens["step"]])
+    return metrics.distribution(gap_ns[np.diff(tokens["request"]) == 0] / 1e9)
+
+
+CROWDED = EngineConfig(max_num_batched_tokens=512, max_num_seqs=16, num_gpu_blocks=801)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        CROWDED,
+        replace(CROWDED, async_scheduling=False, num_gpu_blocks=400, enable_prefix_caching=False),
+        replace(CROWDED, speculative_method="draft_model", num_speculative_tokens=2),
+    ],
+)
+@pytest.mark.parametrize("base_ns", [8_000_000, 0])
+def test_pooled_gaps_agree_with_the_tokens_themselves(config, base_ns):
+    """Of all requests and of some; also where preemptions and drafts make gaps of their own, and steps take no time."""
+    trace, step_time = chat_trace(120, rate_rps=20.0), StepTime(base_ns, 0, 20_000)
+    listed = replay(trace, config, step_time, windows_ns=WHOLE_REPLAY)
+    run = replay(trace, config, step_time, keeps_steps=False)
+    assert len(run.gaps) > 0 or base_ns == 0
+    every = np.ones(len(trace), bool)
+    classes = (every, trace.prompt_tokens < 300, np.arange(len(trace)) == 7, run.num_preemptions > 0, ~every)
+    for is_member in classes:
+        counted, expected = metrics.itl_of_requests(run, is_member), gaps_by_token(listed, is_member)
+        assert counted.value_s.tolist() == expected.value_s.tolist()
+        assert counted.count.tolist() == expected.count.tolist()
+    assert metrics.itl(run).count.tolist() == gaps_by_token(listed, every).count.tolist()
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.floats(0, 1))
@@ -107,6 +135,8 @@ def test_empty_distribution_is_nan():
     empty = metrics.distribution(np.array([np.nan]))
     assert np.isnan(empty.percentile(0.5))
     assert np.isnan(empty.share_within(1.0))
+    assert np.isnan(empty.excess_share(1.0))
+    assert np.isnan(metrics.distribution(np.zeros(3)).excess_share(1.0))
     assert np.isnan(metrics.spread(empty).max_s)
 
 

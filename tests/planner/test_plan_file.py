@@ -43,7 +43,7 @@ def test_numbers_that_do_not_exist_come_back_too():
     """One request of one token: no gap, no span, and the calibration does not say what it covers."""
     covered = Covered(64, 8192, float("nan"))
     model = SavedModel(
-        STEP_TIME, (), np.zeros((0, len(TERMS))), None, ServerFacts(), covered, None, None, "m.json", "ab12"
+        STEP_TIME, (), np.zeros((0, len(TERMS))), None, None, ServerFacts(), covered, None, None, "m.json", "ab12"
     )
     written = write_plan(saved_plan(trace=trace_of((0.0, 5, 1)), model=model))
     assert write_plan(read_plan(written)) == written

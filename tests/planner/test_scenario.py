@@ -52,3 +52,13 @@ def test_settings_come_back_in_order_and_as_if_replayed_alone() -> None:
     with ThreadPoolExecutor(2) as threads:
         found = evaluate_scenario(trace, configs, STEP_TIME, SLO, scenario, threads)
     assert found == tuple(evaluate(changed_trace(trace, scenario), config, STEP_TIME, SLO) for config in configs)
+
+
+def test_hits_are_made_up_where_the_trace_says_nothing_and_fewer_where_it_does() -> None:
+    trace = RequestTrace(np.arange(20.0), np.full(20, 6400), np.full(20, 5), np.arange(20))
+    half = changed_trace(trace, Scenario(seen_share=0.5, prompt_length=0.5))
+    found = evaluate(half, EngineConfig(), STEP_TIME, SLO).summary
+    assert found.hit_share == pytest.approx(19 / 20 * 0.5, abs=0.01)
+    fewer = changed_trace(half, Scenario(seen_share=0.2))
+    assert evaluate(fewer, EngineConfig(), STEP_TIME, SLO).summary.hit_share == pytest.approx(0.2, abs=0.02)
+    assert changed_trace(half, Scenario(seen_share=0.9)).digest == half.digest

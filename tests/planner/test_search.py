@@ -11,6 +11,7 @@ from traces_by_hand import chat_trace, trace_of
 from planner.candidates import Reason, evaluate
 from planner.engine_config import EngineConfig, changed_flags, flag_faults
 from planner.errors import BadFlags, Cancelled
+from planner.reasons import no_op_flags
 from planner.replay import replay
 from planner.search import (
     More,
@@ -24,7 +25,7 @@ from planner.search import (
 )
 from planner.slo import Slo
 from planner.step_time import Covered, StepTime
-from planner.verdict import kv_sentence, no_op_flags, rejection_sentence, verdict
+from planner.verdict import kv_sentence, rejection_sentence, verdict
 
 STEP_TIME = StepTime(8_000_000, 60_000, 60_000)
 TODAY = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=64, num_gpu_blocks=4001)

@@ -11,6 +11,8 @@ from planner.slo import ClassTarget, read_class_target
         ("prompt=1-1000,ttft_ms=500", ClassTarget(1, 1000, ttft_s=0.5)),
         ("prompt=2000-, worst_gap_ms=900, e2e_ms=70000", ClassTarget(2000, None, e2e_s=70.0, worst_gap_s=0.9)),
         ("priority=-1,ttft_ms=1", ClassTarget(priority=-1, ttft_s=0.001)),
+        ("column=model=a=b,itl_ms=40", ClassTarget(label=("model", "a=b"), itl_s=0.04)),
+        ("stalled_percent=2", ClassTarget(stalled_share=0.02)),
     ],
 )
 def test_words_make_a_class(text, target):
@@ -25,6 +27,7 @@ def test_words_make_a_class(text, target):
         ("prompt=a-b,ttft_ms=5", "write it as"),
         ("colour=1", "known are prompt, priority"),
         ("ttft=5", "write it as"),
+        ("column=model,itl_ms=5", "write it as"),
         ("prompt=1-9", "needs a limit above 0"),
         ("ttft_ms=0", "needs a limit above 0"),
         ("ttft_ms=nan", "needs a limit above 0"),

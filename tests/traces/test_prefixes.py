@@ -3,8 +3,17 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from traces.prefixes import output_limits, prefix_hashes, priorities, reuse_share
+from traces.prefixes import (
+    output_limits,
+    prefix_hashes,
+    priorities,
+    reuse_share,
+    same_beginning,
+    with_less_reuse,
+)
 from traces.requests import PrefixHashes
 
 
@@ -75,3 +84,48 @@ def test_what_begins_alike_could_be_saved() -> None:
     # The second shares 32 tokens, the fourth begins anew, the fifth shares all of its 10.
     assert reuse_share(hashes, prompts) == (32 + 10) / prompts.sum()
     assert reuse_share(PrefixHashes(np.zeros(0, np.int64), np.zeros(3, np.int64), 16), np.array([3, 4])) == 0.0
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8))
+def test_what_requests_share_is_numbered(rows) -> None:
+    """By comparing everybody with everybody: equal numbers where everything up to there is equal, and somebody has."""
+    offsets = np.cumsum([0, *map(len, rows)])
+    hashes = PrefixHashes(np.array([one for row in rows for one in row], np.int64), offsets, 16)
+    number = [hashes.shared.number[offsets[i] : offsets[i + 1]].tolist() for i in range(len(rows))]
+    for i, row in enumerate(rows):
+        others = [other for j, other in enumerate(rows) if j != i]
+        alike = [any(row[: k + 1] == other[: k + 1] for other in others) for k in range(len(row))]
+        assert hashes.shared.num_ids[i] == sum(alike)
+        assert [one >= 0 for one in number[i]] == alike
+    numbered = {(number[i][k], tuple(row[: k + 1])) for i, row in enumerate(rows) for k in range(len(row))}
+    numbered = {(one, prefix) for one, prefix in numbered if one >= 0}
+    assert len(numbered) == len({one for one, _ in numbered}) == len({prefix for _, prefix in numbered})
+    assert hashes.shared is hashes.shared, "found once"
+
+
+def test_made_up_common_text_has_the_share_that_was_asked_for() -> None:
+    prompts = np.random.default_rng(3).integers(100, 8000, 400)
+    for share in (0.0, 0.25, 0.9):
+        made = same_beginning(prompts, share)
+        assert reuse_share(made, prompts) == pytest.approx(share, abs=0.01)
+        assert made.ids[: made.offsets[1]].tolist() == list(range(int(np.rint(share * prompts[0] / 64))))
+
+
+def test_less_is_shared_and_never_more_than_asked_for() -> None:
+    # Ten conversations of eight turns: every turn begins with the whole turn before it.
+    turns = [[100 * who + k for k in range(4 * (turn + 1))] for turn in range(8) for who in range(10)]
+    hashes = PrefixHashes(np.concatenate(turns), np.cumsum([0, *map(len, turns)]), 16)
+    prompts = np.array([16 * len(turn) for turn in turns])
+    whole = reuse_share(hashes, prompts)
+    assert whole == pytest.approx(1 - 10 * 8 * 4 / sum(map(len, turns)))
+    for share in (0.0, 0.2, 0.5):
+        less = with_less_reuse(hashes, prompts, share)
+        assert share - 0.1 < reuse_share(less, prompts) <= share
+        assert less.offsets.tolist() == hashes.offsets.tolist()
+        first = less.ids[: hashes.offsets[10]]
+        assert first.tolist() == hashes.ids[: hashes.offsets[10]].tolist(), "what nobody said before stays"
+
+
+def test_who_wants_all_that_is_shared_gets_it() -> None:
+    hashes = PrefixHashes(np.array([1, 2, 1, 2, 3, 1]), np.array([0, 2, 5, 6]), 16)
+    assert with_less_reuse(hashes, np.array([32, 48, 16]), 1.0).ids.tolist() == hashes.ids.tolist()

@@ -235,6 +235,18 @@ def test_step_time_without_a_unit_is_asked() -> None:
     assert read_steps(parquet(table), "s", ReadAnswers(step_time_unit="us")).step_s[0] == pytest.approx(9.5e-6)
 
 
+@pytest.mark.parametrize(("name", "times"), [("step_ms", [18_000.0, 21_500.0]), ("step_s", [18.0, 21.5])])
+def test_a_unit_that_makes_every_step_slow_is_doubted(name: str, times: list[float]) -> None:
+    """Microseconds under the name of milliseconds, milliseconds under that of seconds: 18 s a step either way."""
+    table = pa.table({name: times * 20, "prefill_tokens": [0, 100] * 20, "decode_reqs": [4, 4] * 20})
+    with pytest.raises(
+        NeedsAnswer, match=r"says m?s, but then even fast steps take 18 s.* typical step takes 19\.8 ms"
+    ):
+        read_steps(parquet(table), "s")
+    answered = read_steps(parquet(table), "s", ReadAnswers(step_time_unit=name.removeprefix("step_")))
+    assert answered.step_s[0] == pytest.approx(18.0), "who says so is believed"
+
+
 def test_the_true_period_is_preferred_to_the_elapsed_time() -> None:
     table = pa.table({**STEPS, "itl_ms": [10.0, None, 16.0, 1.0]}).rename_columns({"step_ms": "elapsed_ms"})
     steps = read_steps(parquet(table), "s")
@@ -325,7 +337,8 @@ def test_columns_of_words_come_along_and_change_nothing_else() -> None:
     rows = "arrival_s,prompt_tokens,output_tokens,Model,tenant\n0.0,10,2,a,x\n1.0,20,3,b,\n2.0,30,0,a,y\n"
     trace = read_trace(rows.encode(), "words.csv")
     plain = read_trace("\n".join(",".join(line.split(",")[:3]) for line in rows.split()).encode(), "plain.csv")
-    assert trace.digest == plain.digest
+    assert trace.digest != plain.digest, "a target may speak of them"
+    assert replace(trace, labels=()).digest == plain.digest
     model, tenant = trace.labels
     assert [model.words[code] for code in model.codes] == ["a", "b"]
     assert [tenant.words[code] for code in tenant.codes] == ["x", ""]

@@ -50,6 +50,18 @@ def test_rate_and_variation_are_as_asked(gap_cv: float, swing: float) -> None:
         assert first / second == pytest.approx((1 + 2 * swing / np.pi) / (1 - 2 * swing / np.pi), rel=0.15)
 
 
+def test_clumps_bring_no_more_requests_than_asked() -> None:
+    """Over many windows: begun with an arrival, each would have (cv² − 1)/2 = 49.5 of 500 too many."""
+    clumpy = replace(PLAIN, duration_s=50.0, gap_cv=10.0)
+    num = []
+    for seed in range(600):
+        try:
+            num.append(len(make_trace(replace(clumpy, seed=seed))))
+        except ValueError:  # a window without any
+            num.append(0)
+    assert np.mean(num) == pytest.approx(500, abs=30)
+
+
 def test_lengths_are_as_asked() -> None:
     trace = make_trace(replace(PLAIN, long_share=0.2, long_prompt=Lengths(50_000, 0.1, 40_000, 60_000)))
     is_long = trace.prompt_tokens >= 40_000

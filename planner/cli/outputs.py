@@ -1,0 +1,62 @@
+"""What leaves a command: results on standard output or in a file, progress and messages on standard error."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from planner.errors import BadPlan, UnfitStepLog
+from planner.json_values import to_json
+from planner.metrics import Spread
+from planner.remedies import what_to_record
+from planner.step_time import StepTimeFit
+
+OK, BAD_INPUT, NOT_MET = 0, 2, 3
+"""Exit codes: done; bad input or usage; no candidate meets the targets."""
+
+
+def say(message: str) -> None:
+    """A line on standard error."""
+    print(message, file=sys.stderr)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One JSON object, NaN as null."""
+    print(json.dumps(to_json(document), indent=2, sort_keys=True))
+
+
+def print_or_write(text: str, path: str | None) -> None:
+    """A result whose only form is a file's text."""
+    if path:
+        write(path, text)
+    else:
+        print(text, end="")
+
+
+def write(path: str, text: str) -> None:
+    """Write a result."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as fault:
+        raise BadPlan(path, f"cannot be written: {fault}") from fault
+
+
+def check_output(path: str | None) -> None:
+    """Refuse an output that cannot be written before any work is done for it."""
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise BadPlan(path, "cannot be written: its folder does not exist")
+
+
+def milliseconds(spread: Spread) -> dict[str, float]:
+    """A latency spread in vLLM's own unit."""
+    return {name.removesuffix("_s"): 1e3 * value for name, value in asdict(spread).items()}
+
+
+def say_remedies(calibration: StepTimeFit | UnfitStepLog) -> None:
+    """What to record next, with the lines to paste."""
+    for remedy in what_to_record(calibration):
+        say(f"To record next: {remedy.sentence}")
+        for line in (remedy.serve, remedy.bench):
+            if line:
+                say(f"    {line}")

@@ -1,0 +1,62 @@
+"""A tab that is loaded anew finds its work again, and nobody else does."""
+
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app import compute, tab
+from app.kept import KEPT_S, MOST_KEPT, Kept, is_secret
+
+MAIN = Path(compute.__file__).parent / "main.py"
+ROWS = b"arrival_s,prompt_tokens,output_tokens\n0,10,2\n1,20,3\n"
+MINE, THEIRS = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, secret: object) -> AppTest:
+    """The app in a tab that says this secret."""
+    monkeypatch.setattr(tab, "ask_secret", lambda is_known: secret)
+    test = AppTest.from_file(MAIN, default_timeout=60).run()
+    assert not test.exception
+    return test
+
+
+def test_work_and_answers_come_back_to_the_tab_and_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = loaded(monkeypatch, MINE)
+    first.file_uploader[0].set_value(("mine.csv", ROWS, "text/csv")).run()
+    next(widget for widget in first.number_input if widget.label == "Rate, times").set_value(2.0).run()
+
+    again = loaded(monkeypatch, MINE)
+    assert {metric.label: metric.value for metric in again.metric}["Prompt tokens"] == "30"
+    assert next(widget for widget in again.number_input if widget.label == "Rate, times").value == 2.0
+    assert again.session_state["session"].traffic.selection.rate == 2.0
+    again.file_uploader[0].set_value(("more.csv", ROWS + b"2,30,4\n", "text/csv")).run()
+    monkeypatch.setattr(tab, "ask_secret", lambda is_known: MINE)
+    assert first.run().session_state["session"].trace.file_name == "mine.csv", "a duplicated tab goes its own way"
+
+    for secret in (THEIRS, None, "", "null", MINE.upper(), MINE[:-1], [MINE]):
+        other = loaded(monkeypatch, secret)
+        assert not other.metric
+        assert other.session_state["session"].trace.value is None
+
+
+def test_what_says_no_secret_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        test = loaded(monkeypatch, "")
+        assert not test.metric
+        test.file_uploader[0].set_value(("mine.csv", ROWS, "text/csv")).run()
+    assert not is_secret("0" * 31 + "\n")
+
+
+def test_only_some_are_kept_and_not_for_ever() -> None:
+    now = [0.0]
+    kept = Kept[int](lambda: now[0])
+    for k in range(MOST_KEPT + 1):
+        kept.put(f"{k}", k)
+    assert kept.get("0") is None
+    assert kept.get("1") == 1
+    now[0] = KEPT_S / 2
+    kept.put("1", 1)
+    now[0] = KEPT_S + 1.0
+    assert kept.get("2") is None
+    assert kept.get("1") == 1

@@ -1,0 +1,82 @@
+"""What is blamed is what binds."""
+
+from dataclasses import replace
+
+from test_verdict import SPACE, STEP_TIME, TODAY
+from traces_by_hand import chat_trace
+
+from planner.candidates import Reason
+from planner.reasons import binding_constraint, no_op_flags, notches
+from planner.search import Objective, SearchSpace, recommend
+from planner.slo import Slo
+from planner.verdict import flags_in_words, rejection_sentence, seconds, tokens_per_s
+
+
+def binding(objective, slo, trace=None, space=SPACE, today=TODAY, step_time=STEP_TIME):
+    found = recommend(
+        trace or chat_trace(), step_time, today, slo, default_flags=(8192, 64), space=space, objective=objective
+    )
+    return found, binding_constraint(found)
+
+
+def test_what_binds_is_what_keeps_the_objective_from_better():
+    """Whoever is named as better is, and misses what is said; where nobody is, no target is blamed."""
+    slo = Slo(itl_s=0.08)
+    for objective, gives in (
+        (Objective.LOWEST_TTFT, lambda s: f"TTFT p99 {seconds(s.ttft_at_percentile_s)}"),
+        (Objective.HIGHEST_THROUGHPUT, lambda s: tokens_per_s(s.output_tokens_per_s)),
+    ):
+        found, said = binding(objective, slo)
+        named = next(c for c in found.candidates if said.startswith(f"The target binds: {flags_in_words(c)} would"))
+        missed = named.violations[0]
+        assert f"would give {gives(named.summary)}, but {rejection_sentence(missed)}." in said
+        room = found.closed_form_budget - round(found.typical_num_seqs)
+        assert said.endswith(f"a step of more than {room:,} prefill tokens takes longer than 80 ms.")
+
+    found, said = binding(Objective.MOST_HEADROOM, slo)
+    assert said == "No target binds: nothing that misses one would have smaller gaps."
+    smallest_s, wait_s = found.best.summary.itl_at_percentile_s, found.best.summary.ttft_at_percentile_s
+    _, said = binding(Objective.MOST_HEADROOM, Slo(itl_s=0.2, ttft_s=0.9 * wait_s))
+    assert said == (
+        f"The target binds: {flags_in_words(found.best)} would give p99 token gap {seconds(smallest_s)}, but p99 TTFT "
+        f"{seconds(wait_s)} against {seconds(0.9 * wait_s)}."
+    )
+    found, said = binding(Objective.PARETO, Slo(itl_s=0.3))
+    num_front = 1 + sum(rejection.reason is Reason.ON_FRONT for _, rejection in found.losers)
+    assert num_front > 1
+    assert said.startswith(f"People choose, out of {num_front} on the front: none beats another in both gap and TTFT. ")
+
+
+def test_seats_bind_where_all_are_taken_and_none_tried_has_more():
+    today = replace(TODAY, max_num_seqs=2)
+    _, said = binding(
+        Objective.LOWEST_TTFT, Slo(itl_s=9.0), chat_trace(90, 0.5), SearchSpace((8192,), (2,), (0,)), today
+    )
+    assert said.startswith("Seats may bind: all 2 are taken at times, and no setting that was tried has more")
+
+
+def test_what_every_setting_misses_is_told_apart():
+    """One target that nothing reaches, targets that pull apart, and a load that nothing carries."""
+    _, said = binding(Objective.LOWEST_TTFT, Slo(itl_s=0.3, e2e_s=0.01))
+    assert said == "The targets bind: nothing that was tried meets the target of p99 E2E."
+    found, said = binding(Objective.LOWEST_TTFT, Slo(itl_s=0.04, ttft_s=2.0))
+    kept = next(c for c in found.candidates if f"{flags_in_words(c)} meets the target of p99 " in said)
+    assert "; ".join(rejection_sentence(v) for v in kept.violations) in said
+    found, said = binding(Objective.LOWEST_TTFT, Slo(itl_s=0.08), chat_trace(400, rate_rps=60.0))
+    assert said.startswith(f"Load binds: at least {found.offered_load:.2f} × capacity is offered")
+
+
+def test_a_limit_of_nothing_stalled_can_be_missed():
+    _, said = binding(Objective.LOWEST_TTFT, Slo(itl_s=0.08, stalled_share=0.0))
+    assert said
+
+
+def test_the_example_in_full():
+    found, said = binding(Objective.LOWEST_TTFT, Slo(itl_s=0.08))
+    assert said.startswith("The target binds: budget 2,048, seats 64, threshold off would give TTFT")
+    assert any("max_num_seqs 64 is never reached" in text for text in no_op_flags(found))
+    assert [(notch.flag, notch.value) for notch in notches(found)] == [
+        ("max_num_batched_tokens", 512),
+        ("max_num_batched_tokens", 2048),
+    ]
+    assert notches(found)[1].said(found) == "max_num_batched_tokens 1,024 → 2,048"

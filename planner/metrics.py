@@ -1,7 +1,7 @@
 """What the numbers mean: every latency, rate and count is defined here and nowhere else."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,16 @@ class Distribution:
     """(m,) seconds, increasing."""
     count: npt.NDArray[np.int64]
     """(m,) occurrences, at least 1 each."""
+    num_until: npt.NDArray[np.int64] = field(init=False)
+    """(m,) occurrences of values up to each."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_until", np.cumsum(self.count))
 
     @property
     def num(self) -> int:
         """Occurrences in all."""
-        return int(self.count.sum())
+        return int(self.num_until[-1]) if len(self.num_until) else 0
 
     def percentile(self, share: float) -> float:
         """The element at position int(share·n) of the n sorted values; NaN without values.
@@ -38,7 +43,7 @@ class Distribution:
         if len(self.count) == 0:
             return float("nan")
         position = min(int(share * self.num), self.num - 1)
-        return float(self.value_s[np.searchsorted(np.cumsum(self.count), position, side="right")])
+        return float(self.value_s[np.searchsorted(self.num_until, position, side="right")])
 
     def share_within(self, limit_s: float) -> float:
         """Share of the values at or below `limit_s`, 0–1; NaN without values."""

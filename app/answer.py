@@ -19,6 +19,7 @@ from planner.reasons import binding_constraint, no_op_flags
 from planner.search import Recommendation
 from planner.verdict import (
     confidence_sentences,
+    effort,
     flags_in_words,
     kv_sentence,
     not_simulated,
@@ -56,11 +57,7 @@ def show_evidence(job: PlanJob) -> None:
     _show_distributions(job, plan)
     load.show_load(job)
     _show_losers(plan)
-    st.caption(
-        f"{len(plan.candidates):,} settings tried, {plan.num_replays:,} replayed "
-        "(the others provably repeat one of these). "
-        + " · ".join(frames.literal(line) for line in provenance(job.saved))
-    )
+    st.caption(effort(plan) + " " + " · ".join(frames.literal(line) for line in provenance(job.saved)))
 
 
 def show_sentence(words: Words) -> None:

@@ -433,18 +433,22 @@ def one_notch(plan: Recommendation) -> pd.DataFrame:
 
 
 def losers(plan: Recommendation) -> pd.DataFrame:
-    """Every setting that lost, with its first reason and its numbers in milliseconds."""
+    """Every setting that lost, with its first reason and its numbers in milliseconds; none of a stopped replay."""
     gap, wait = percentile(plan.slo.itl_percentile), percentile(plan.slo.ttft_percentile)
+
+    def ms(candidate: Candidate, value_s: float) -> float:
+        return value_s * MS_PER_S if candidate.is_complete else float("nan")
+
     return pd.DataFrame(
         [
             {
                 **{name: getattr(candidate.engine_config, name) for name in plan.space.searched},
                 "reason": rejection.reason.value,
                 "why": rejection_sentence(rejection),
-                f"ITL {gap}, pooled [ms]": candidate.summary.itl_at_percentile_s * MS_PER_S,
-                "worst gap [ms]": candidate.summary.itl.max_s * MS_PER_S,
-                f"TTFT {wait} [ms]": candidate.summary.ttft_at_percentile_s * MS_PER_S,
-                "preemptions": candidate.summary.num_preemptions,
+                f"ITL {gap}, pooled [ms]": ms(candidate, candidate.summary.itl_at_percentile_s),
+                "worst gap [ms]": ms(candidate, candidate.summary.itl.max_s),
+                f"TTFT {wait} [ms]": ms(candidate, candidate.summary.ttft_at_percentile_s),
+                "preemptions": candidate.summary.num_preemptions if candidate.is_complete else None,
             }
             for candidate, rejection in plan.losers
         ]

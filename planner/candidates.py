@@ -6,10 +6,11 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from planner import kernel
+from planner.early import caps, members
 from planner.engine_config import EngineConfig
-from planner.errors import BadPlan
 from planner.metrics import UNSTABLE_GROWTH, Summary, distribution, e2e_s, itl_of_requests, summarise, ttft_s
-from planner.replay import Replay, replay
+from planner.replay import NO_CAPS, Replay, replay, requests_that_never_run
 from planner.slo import ClassTarget, Slo
 from planner.step_time import StepTime
 from traces.requests import RequestTrace
@@ -53,6 +54,18 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """Where a replay was stopped because a target could no longer be met, whatever came."""
+
+    at_s: float
+    """Simulated time, seconds since the trace's zero."""
+    num_above: int
+    """Values above the limit by then; more may have followed."""
+    num_allowed: int | None
+    """How many may be above it for certain, of all that could have come; None = it was a share of the time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rejection:
     """One reason for which a candidate lost, as a measurement against a limit."""
 
@@ -68,6 +81,8 @@ class Rejection:
     """Percentile that `measured` is, 0–1; None when it is none."""
     target: ClassTarget | None = None
     """The class of requests whose target it is; None = all requests."""
+    stop: Stop | None = None
+    """Where the replay was stopped for this reason: `measured` is then a lower bound. None = it went on to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +101,11 @@ class Candidate:
         """Whether every target is met."""
         return not self.violations
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the replay went on to its end; if not, all numbers are those so far."""
+        return self.summary.outcome != "stopped"
+
 
 def evaluate(
     trace: RequestTrace,
@@ -93,10 +113,16 @@ def evaluate(
     step_time: StepTime,
     slo: Slo,
     cancel: npt.NDArray[np.uint8] | None = None,
+    stops_early: bool = False,
 ) -> Candidate:
-    """Replay one setting and hold it against the targets."""
-    run = replay(trace, engine_config, step_time, keeps_steps=False, cancel=cancel)
+    """Replay one setting and hold it against the targets; told so, only until one of them is missed for good."""
+    given, classes = NO_CAPS, None
+    if stops_early:
+        given, classes = caps(trace, ~requests_that_never_run(trace, engine_config), slo)
+    run = replay(trace, engine_config, step_time, caps=given, classes=classes, keeps_steps=False, cancel=cancel)
     summary = summarise(run, slo.itl_s, slo.itl_percentile, slo.ttft_percentile, slo.e2e_percentile)
+    if run.outcome == "stopped":
+        return Candidate(engine_config, summary, _missed_for_good(run, slo))
     return Candidate(engine_config, summary, (*violations(summary, slo), *missed_by_classes(trace, run, slo)))
 
 
@@ -116,6 +142,34 @@ def violations(summary: Summary, slo: Slo) -> tuple[Rejection, ...]:
         summary.stalled_share,
         slo,
     )
+    return tuple(found)
+
+
+def _missed_for_good(run: Replay, slo: Slo) -> tuple[Rejection, ...]:
+    """Every target that a stopped replay was certain to miss."""
+    found = []
+    for cap in run.caps:
+        kind, is_share = cap["kind"], bool(cap["most_share"] < np.inf)
+        least_share = float(cap["excess_ns"] / max(cap["sum_ns"] + float(cap["num_left"]) * cap["limit_ns"], 1.0))
+        if not (least_share > cap["most_share"] if is_share else cap["num_above"] > cap["most_above"]):
+            continue
+        stop = Stop(run.end_s, int(cap["num_above"]), None if is_share else int(cap["most_above"]))
+        place = int(cap["classes"]).bit_length() - 2
+        target = slo if place < 0 else slo.classes[place]
+        whose = None if isinstance(target, Slo) else target
+        if is_share:
+            limit = slo.stalled_share or 0.0
+            found.append(Rejection(Reason.STALLED_SHARE, least_share, limit, "", stop=stop))
+        elif kind == kernel.WORST_GAPS or cap["most_above"] == 0:
+            longest_s, limit = float(cap["longest_ns"] / 1e9), target.worst_gap_s or 0.0
+            found.append(Rejection(Reason.WORST_GAP, longest_s, limit, "s", target=whose, stop=stop))
+        else:
+            reason, limit, share = {
+                kernel.GAPS: (Reason.ITL, slo.itl_s, slo.itl_percentile),
+                kernel.FIRST_TOKENS: (Reason.TTFT, target.ttft_s or 0.0, slo.ttft_percentile),
+                kernel.LAST_TOKENS: (Reason.E2E, target.e2e_s or 0.0, slo.e2e_percentile),
+            }[int(kind)]
+            found.append(Rejection(reason, limit, limit, "s", share, whose, stop))
     return tuple(found)
 
 
@@ -151,29 +205,6 @@ def _missed_by_class(run: Replay, is_member: npt.NDArray[np.bool_], target: Clas
             if measured_s > limit_s or (percentile is not None and values.num == 0):
                 found.append(Rejection(reason, measured_s, limit_s, "s", percentile, target))
     return found
-
-
-def members(trace: RequestTrace, target: ClassTarget) -> npt.NDArray[np.bool_]:
-    """Which requests a target is for: (n,) bool.
-
-    Raises
-    ------
-    BadPlan
-        It names a column or a word that the trace does not have.
-    """
-    is_member = trace.prompt_tokens >= target.min_prompt_tokens
-    if target.max_prompt_tokens is not None:
-        is_member &= trace.prompt_tokens <= target.max_prompt_tokens
-    if target.priority is not None:
-        is_member &= trace.priority == target.priority if trace.priority is not None else False
-    if target.label is not None:
-        column, word = target.label
-        words = {labels.name: labels for labels in trace.labels}
-        if column not in words or word not in words[column].words:
-            there = "; ".join(f"{one.name} with {', '.join(one.words[:10])}" for one in trace.labels) or "none"
-            raise BadPlan("targets", f"no request has {column} {word!r}; columns of words in this trace: {there}")
-        is_member &= words[column].codes == words[column].words.index(word)
-    return is_member
 
 
 def missed_latencies(

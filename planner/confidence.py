@@ -11,7 +11,7 @@ from planner.engine_config import EngineConfig
 from planner.metrics import MIN_REQUESTS_TO_JUDGE_STABILITY
 from planner.slo import ClassTarget, Slo
 from planner.step_time import StepTime
-from traces.requests import RequestTrace
+from traces.requests import RequestTrace, SharedPrefixes
 
 BLOCK_S = 300.0
 """Arrivals are drawn anew in blocks that last about so long, seconds, or a tenth of the span where that is less."""
@@ -79,11 +79,15 @@ def resampled(trace: RequestTrace, seed: int) -> RequestTrace:
     index = np.concatenate([np.arange(cuts[block], cuts[block + 1]) for block in drawn])
     arrival_s = np.cumsum(np.diff(trace.arrival_s, prepend=trace.arrival_s[0])[index])
     copy = np.repeat(np.arange(num_blocks) - np.searchsorted(drawn, drawn), np.diff(cuts)[drawn])
+    num_ids = 0 if trace.prefix_hashes is None else len(trace.prefix_hashes.shared.number)
     part = trace.at(index)
     hashes = part.prefix_hashes
     if hashes is not None:
-        known, place = np.unique(hashes.ids, return_inverse=True)
-        hashes = replace(hashes, ids=place + len(known) * np.repeat(copy, np.diff(hashes.offsets)))
+        # Beginnings that are equal get equal numbers, so these stand for the ids; those of different copies are apart.
+        later = num_ids * np.repeat(copy, np.diff(hashes.offsets))
+        number = np.where(hashes.shared.number < 0, -1, hashes.shared.number + later)
+        ids = np.where(number < 0, -1 - np.arange(len(number)), number)
+        hashes = replace(hashes, ids=ids, known=SharedPrefixes(number, hashes.shared.num_ids))
     return replace(part, arrival_s=arrival_s - arrival_s[0], prefix_hashes=hashes)
 
 

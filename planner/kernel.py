@@ -43,6 +43,7 @@ REQUEST = np.dtype(
         ("output_tokens", np.int64),  # the truth; read by process_output alone
         ("max_tokens", np.int64),  # what the scheduler is told
         ("priority", np.int64),  # lower runs first
+        ("classes", np.int64),  # a bit for each class of targets that it belongs to
         ("identity", np.int64),  # which request of the trace: tells its own blocks, and its draws of acceptance
         ("first_prefix", np.int64),  # row of `prefixes` for its first id
         ("num_shared_blocks", np.int64),  # leading blocks that another request might have as well
@@ -176,6 +177,28 @@ BLOCK = np.dtype(
     ]
 )
 
+CAP = np.dtype(
+    [
+        ("kind", np.int64),  # of the values that are held against it, one of those below
+        ("classes", np.int64),  # bits; gaps are not told apart by class
+        ("limit_ns", np.int64),
+        ("most_above", np.int64),  # so many values may be above the limit
+        ("num_above", np.int64),
+        ("longest_ns", np.int64),
+        ("most_share", np.float64),  # of the excess over the limit in the sum of all values; inf = whatever it is
+        ("num_left", np.int64),  # values that may still come, at most
+        ("sum_ns", np.float64),
+        ("excess_ns", np.float64),
+    ]
+)
+GAPS, FIRST_TOKENS, LAST_TOKENS, WORST_GAPS = range(4)
+"""Kinds of `CAP`: every gap; arrival to first token; arrival to last token; the longest gap of a finished request."""
+
+OWN_KEYS = -(1 << 62)
+"""Keys from here on, and below 0, are of blocks that one request alone can have."""
+NEVER = 1 << 62
+"""A number that no block has."""
+
 PREFILLED, DECODED, PREEMPTED, ADMITTED, RESUMED, TOKEN, FINISHED, HELD = range(8)
 """Kinds of `EVENT`; its `tokens` are those scheduled, scheduled, lost, hit, hit, delivered (1), 0, one of the next.
 
@@ -186,9 +209,10 @@ NO_SEAT, NO_BUDGET, NO_BLOCKS, NOT_WHOLE, PREEMPTION = range(1, 6)
 """What keeps the head of the waiting queue from starting: no seat; no budget; no KV blocks; its prompt does not fit the
 budget in one piece; somebody was preempted in this step."""
 
-DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS, LIVELOCK, FULL = range(7)
+DONE, STALLED, STEP_LIMIT, CANCELLED, NEEDS_BLOCKS, LIVELOCK, MISSED, FULL = range(8)
 """How a replay ended. NEEDS_BLOCKS: a preempted request may find its own blocks again, so run it with `tracks_blocks`.
-LIVELOCK: running requests preempt each other, or themselves, for ever. FULL: none of these; `replay` makes room."""
+LIVELOCK: running requests preempt each other, or themselves, for ever. MISSED: too much is above one of the caps.
+FULL: none of these; `replay` makes room."""
 
 NS_PER_S = 1_000_000_000
 MOST_FUTILE = 100_000
@@ -246,6 +270,7 @@ def replay(
     step_time: Any,
     noise: Rows,
     windows: Rows,
+    caps: Rows,
     keeps_steps: bool,
     max_steps: int,
     cancel: Rows,
@@ -274,6 +299,8 @@ def replay(
     windows : (w, 2) int64
         From when until when to write `EVENT` rows (who ran, was evicted, …), in order and apart: all events of the
         steps that are scheduled in a window, in which nobody is asleep. Needed to look inside, not for numbers.
+    caps : (c,) CAP
+        The replay ends after the step with which one of them is missed for good.
     keeps_steps : bool
         Whether the rows of the steps are returned; they take far more memory than all the rest.
     max_steps : int
@@ -284,7 +311,7 @@ def replay(
     Returns
     -------
     outcome : int
-        One of the six above.
+        One of the seven above.
     steps : (k,) STEP
         No rows unless kept.
     shared : (s,) SHARED_GAP
@@ -311,8 +338,8 @@ def replay(
     gaps, events = np.empty(1024 + most_per_step, GAP), np.empty(2 * int(room[4]), EVENT)
     while True:
         outcome = run(
-            requests, state, running, queue, blocks, prefixes, table, accept, limits, step_time, noise, windows, alarms,
-            groups, flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
+            requests, state, running, queue, blocks, prefixes, table, accept, limits, step_time, noise, windows, caps,
+            alarms, groups, flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
         )  # fmt: skip
         if outcome != FULL:
             break
@@ -337,8 +364,8 @@ def grown(rows: Rows, num_rows: int, room: int) -> Rows:
 
 @compiled
 def run(
-    requests, state, running, queue, blocks, prefixes, table, accept, limits, step_time, noise, windows, alarms, groups,
-    flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
+    requests, state, running, queue, blocks, prefixes, table, accept, limits, step_time, noise, windows, caps, alarms,
+    groups, flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
 ):  # fmt: skip
     """The engine loop, until it ends or one of the growing arrays lacks `room` for what a step may add.
 
@@ -396,11 +423,14 @@ def run(
         engine.now_ns = max(engine.now_ns, flight.end_ns)
         process_output(
             engine, requests, running, queue, blocks, prefixes, table, accept, limits, flight, entries[engine.oldest],
-            gaps, events,
+            gaps, events, caps,
         )  # fmt: skip
-        close_step(engine, flight, peaks, steps, shared)
+        close_step(engine, flight, peaks, steps, shared, caps)
         engine.oldest = (engine.oldest + 1) % 2
         engine.num_flights -= 1
+        if is_missed(caps):
+            outcome = MISSED
+            break
     wake_all(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
     return outcome
 
@@ -836,7 +866,7 @@ def noisy_ns(plain_ns, noise, has_prefill, step, start_ns):
 
 @inlined
 def process_output(
-    engine, requests, running, queue, blocks, prefixes, table, accept, limits, flight, entries, gaps, events
+    engine, requests, running, queue, blocks, prefixes, table, accept, limits, flight, entries, gaps, events, caps
 ):
     """Deliver a step's tokens in batch order; finished requests return their blocks at once.
 
@@ -861,7 +891,7 @@ def process_output(
             request.num_known += 1
             if limits.is_async and not is_stale:
                 request.num_placeholders -= 1
-            deliver_token(entry.request, request, engine, flight, gaps, events)
+            deliver_token(entry.request, request, engine, flight, gaps, events, caps)
             if request.num_outputs == request.output_tokens or request.num_known >= limits.max_model_len:
                 request.is_finished = True
                 break
@@ -869,6 +899,8 @@ def process_output(
             register(request, engine, blocks, prefixes, table, limits, request.num_computed - request.num_placeholders)
         if request.is_finished:
             engine.must_announce_finished = True
+            hold_against(caps, LAST_TOKENS, request.classes, flight.end_ns - request.arrival_ns, 1)
+            hold_against(caps, WORST_GAPS, request.classes, request.worst_gap_ns, 1)
             release(request, engine, blocks, table, limits)
             record(flight, engine, events, flight.step, FINISHED, entry.request, 0)
             if is_stale:
@@ -887,7 +919,7 @@ def process_output(
 
 
 @inlined
-def close_step(engine, flight, peaks, steps, shared):
+def close_step(engine, flight, peaks, steps, shared, caps):
     """Deliver the tokens of those asleep and count the gaps of the step.
 
     `peaks` are the gaps that no later one has reached: whoever sleeps since a step finds the longest of his own there.
@@ -913,16 +945,49 @@ def close_step(engine, flight, peaks, steps, shared):
             shared[engine.num_shared].step = flight.step
             engine.num_shared += 1
         shared[engine.num_shared - 1].count += flight.num_gaps
+        hold_against(caps, GAPS, 1, gap_ns, flight.num_gaps)
 
 
 @inlined
-def deliver_token(row, request, engine, flight, gaps, events):
+def hold_against(caps, kind, classes, value_ns, num):
+    """Count so many equal values where they are above a cap."""
+    for j in range(len(caps)):
+        cap = caps[j]
+        if cap.kind == kind and cap.classes & classes != 0:
+            cap.num_left -= num
+            cap.sum_ns += float(num) * value_ns
+            if value_ns > cap.limit_ns:
+                cap.num_above += num
+                cap.longest_ns = max(cap.longest_ns, value_ns)
+                cap.excess_ns += float(num) * (value_ns - cap.limit_ns)
+
+
+@inlined
+def is_missed(caps):
+    """Whether one of the caps can no longer be kept, whatever comes.
+
+    The excess is the smallest share of the sum if each value that is left takes just the limit: less would only make
+    the sum smaller, and more adds as much to the excess as to the sum.
+    """
+    for j in range(len(caps)):
+        cap = caps[j]
+        if cap.num_above > cap.most_above:
+            return True
+        all_ns = cap.sum_ns + float(cap.num_left) * cap.limit_ns
+        if cap.num_above > 0 and cap.excess_ns > cap.most_share * all_ns:
+            return True
+    return False
+
+
+@inlined
+def deliver_token(row, request, engine, flight, gaps, events, caps):
     """Note when a token appeared and how long after the one before it."""
     request.num_outputs += 1
     engine.num_futile = 0
     record(flight, engine, events, flight.step, TOKEN, row, 1)
     if request.num_outputs == 1:
         request.first_token_ns = flight.end_ns
+        hold_against(caps, FIRST_TOKENS, request.classes, flight.end_ns - request.arrival_ns, 1)
     else:
         gap_ns = flight.end_ns - request.last_token_ns
         request.worst_gap_ns = max(request.worst_gap_ns, gap_ns)
@@ -935,6 +1000,7 @@ def deliver_token(row, request, engine, flight, gaps, events):
             gap.last_step = request.last_token_step
             gap.step = flight.step
             engine.num_gaps += 1
+            hold_against(caps, GAPS, 1, gap_ns, 1)
     request.last_token_ns = flight.end_ns
     request.last_token_step = flight.step
 
@@ -1330,8 +1396,10 @@ def look_up(request, engine, blocks, prefixes, table, limits):
     most = (request.num_known - 1) // limits.block_size
     if request.num_preemptions == 0:
         most = min(most, request.num_shared_blocks)  # what nobody else has it never had itself
+    key = until = 0
     while num_hits < most:
-        key = key_of(request, num_hits, prefixes, limits)
+        if num_hits == until:
+            key, until = key_of(request, num_hits, prefixes, limits)
         block = blocks[bucket_of(key, blocks)].bucket_first
         while block > 0 and blocks[block].key != key:
             block = blocks[block].next_same
@@ -1339,6 +1407,7 @@ def look_up(request, engine, blocks, prefixes, table, limits):
             break
         table[len(table) - 1, num_hits] = block
         num_hits += 1
+        key += 1
     if limits.drops_last_hit and num_hits > 0:
         num_hits -= 1
     for j in range(num_hits):
@@ -1348,16 +1417,20 @@ def look_up(request, engine, blocks, prefixes, table, limits):
 
 @inlined
 def key_of(request, block, prefixes, limits):
-    """The key of a request's block: a number for its content and all before it, its own where nobody shares that.
+    """The key of a request's block, and until which block the keys just count on.
+
+    A number for its content and all before it, its own where nobody shares that.
 
     Source: vLLM 0.32, v1/core/kv_cache_utils.py: a block's hash covers its tokens and the hash of the block before it.
     """
     if block >= request.num_shared_blocks:
-        return -1 - (request.identity << 32) - block
-    # The id in which the block ends, and how many blocks end in an id, at most.
+        return OWN_KEYS + (request.identity << 32) + block, NEVER
+    # The id in which the block ends, the first block that ends in it, and how many do so at most.
     at = ((block + 1) * limits.block_size - 1) // limits.id_block_tokens
+    first = at * limits.id_block_tokens // limits.block_size
     most = limits.id_block_tokens // limits.block_size + 1
-    return prefixes[request.first_prefix + at] * most + block - at * limits.id_block_tokens // limits.block_size
+    until = min((at + 1) * limits.id_block_tokens // limits.block_size, request.num_shared_blocks)
+    return prefixes[request.first_prefix + at] * most + block - first, until
 
 
 @inlined
@@ -1380,11 +1453,15 @@ def register(request, engine, blocks, prefixes, table, limits, num_tokens):
 @inlined
 def list_blocks(request, until, engine, blocks, prefixes, table, limits):
     """Let a request's leading blocks be found by their keys, each after those that had its key before."""
+    key = end = 0
     for j in range(request.num_listed, until):
+        if end <= j:
+            key, end = key_of(request, j, prefixes, limits)
         block = engine.free_row
         row = blocks[block]
         engine.free_row = row.next_same
-        row.key = key_of(request, j, prefixes, limits)
+        row.key = key
+        key += 1
         row.num_references = 1
         bucket = blocks[bucket_of(row.key, blocks)]
         row.next_same = 0

@@ -221,6 +221,7 @@ def write_plan(saved: SavedPlan) -> str:
         "vllm_default": _candidate(plan.vllm_default),
         "losers": [_loser(candidate, rejection, plan.today.engine_config) for candidate, rejection in plan.losers],
         **{name: getattr(plan, name) for name in NUMBERS},
+        "num_stopped": plan.num_stopped,
         "slo": plan.slo,
         "finalists": plan.finalists,
         "objective": plan.objective,
@@ -336,6 +337,7 @@ def _saved_plan(document: dict[str, Any], faults: list[str]) -> SavedPlan | None
     trace = take(TraceOrigin, "trace")
     rest = {"slo": take(Slo, "slo"), "objective": take(Objective, "objective"), "space": take(SearchSpace, "space")}
     finalists = from_json(tuple[Confidence, ...], document.get("finalists", []), "finalists", faults)
+    num_stopped = from_json(int, document.get("num_stopped", 0), "num_stopped", faults)
     versions = take(str, "planner"), take(str, "vllm", simulated)
     if faults:
         return None
@@ -344,6 +346,7 @@ def _saved_plan(document: dict[str, Any], faults: list[str]) -> SavedPlan | None
         **numbers,
         **rest,
         finalists=finalists,
+        num_stopped=num_stopped,
         step_time=step_time,
         model_source=origin.source,
         trace_digest=trace.digest,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from planner.candidates import Candidate, Reason
-from planner.search import SEARCHED, Objective, Recommendation
+from planner.search import SEARCHED, Objective, Recommendation, one_notch
 from planner.verdict import (
     flag_value,
     flags_in_words,
@@ -28,7 +28,8 @@ def binding_constraint(plan: Recommendation) -> str:
     chosen = ""
     if plan.objective is Objective.PARETO:
         chosen = f"People choose, out of {len(_front(plan)):,} on the front: none beats another in both gap and TTFT. "
-    tempting = [c for c in plan.candidates if c.violations and not c.summary.is_unstable and better(c)]
+    beside = {id(notch.candidate): notch.candidate for notch in notches(plan)}.values()
+    tempting = [c for c in beside if c.violations and not c.summary.is_unstable and better(c)]
     if tempting:
         nearest = min(tempting, key=_overshoot)
         summary, missed = nearest.summary, nearest.violations[0]
@@ -57,7 +58,7 @@ def binding_constraint(plan: Recommendation) -> str:
         and plan.objective is not Objective.MOST_HEADROOM
     ):
         return f"{chosen}Seats may bind: all {seats:,} are taken at times, and no setting that was tried has more."
-    return f"{chosen}No target binds: nothing that misses one {nothing}."
+    return f"{chosen}No target binds: nothing one notch away that misses one {nothing}."
 
 
 def _by_objective(plan: Recommendation) -> tuple[Callable[[Candidate], bool], str]:
@@ -170,13 +171,8 @@ class Notch(NamedTuple):
 def notches(plan: Recommendation) -> tuple[Notch, ...]:
     """How sensitive the answer is: one notch on each searched flag, as far as the search has tried it."""
     known = {candidate.engine_config: candidate for candidate in plan.candidates}
-    chosen, found = plan.closest.engine_config, []
-    for flag in plan.space.searched:
-        here = getattr(chosen, flag)
-        values = sorted({*plan.space.values(flag), here}, key=lambda value: (value is None, value))
-        place = values.index(here)
-        for value in (*values[max(place - 1, 0) : place], *values[place + 1 : place + 2]):
-            candidate = known.get(replace(chosen, **{flag: value}))
-            if candidate is not None:
-                found.append(Notch(flag, value, candidate))
-    return tuple(found)
+    return tuple(
+        Notch(flag, getattr(config, flag), known[config])
+        for flag, config in one_notch(plan.space, plan.closest.engine_config)
+        if config in known
+    )

@@ -19,6 +19,8 @@ MAX_STEPS = 10_000_000
 """A replay stops here; about 1 GB of step rows, far above any real trace that moves at all."""
 NO_LIMIT = 1 << 40
 """Stands for a context length that is not bounded, tokens."""
+NO_CAPS = np.zeros(0, kernel.CAP)
+"""The replay goes on to its end."""
 NO_NOISE = np.ones((3, 0))
 """Every step takes exactly what the equation says."""
 OUTCOMES = {
@@ -26,6 +28,7 @@ OUTCOMES = {
     kernel.STALLED: "stalled",
     kernel.STEP_LIMIT: "step_limit",
     kernel.LIVELOCK: "livelock",
+    kernel.MISSED: "stopped",
 }
 """How a replay can end, in words."""
 VLLM = WhatIf()
@@ -67,7 +70,7 @@ class Replay:
     """Where it departs from vLLM; off unless asked for."""
     outcome: str
     """ "done"; "stalled" when waiting requests can never be admitted; "livelock" when preemptions bring nobody further;
-    "step_limit" after `MAX_STEPS`."""
+    "step_limit" after `MAX_STEPS`; "stopped" when one of `caps` was missed for good: all numbers are those so far."""
     never_runs: npt.NDArray[np.bool_]
     """(n,) requests that cannot run under these settings at all; they were left out of the replay."""
     arrival_s: npt.NDArray[np.float64]
@@ -106,6 +109,8 @@ class Replay:
     """(e,) `kernel.EVENT`, of the steps in `windows_ns`; rows of `request` as in the trace."""
     windows_ns: tuple[tuple[int, int], ...]
     """From when until when the steps scheduled then have their events, nanoseconds; in order and apart."""
+    caps: npt.NDArray[Any]
+    """(c,) `kernel.CAP`: what was counted against the caps given."""
     end_s: float
     """The clock at the end."""
     kernel_seconds: float
@@ -120,6 +125,8 @@ def replay(
     windows_ns: Sequence[tuple[int, int]] = (),
     noise: npt.NDArray[np.float64] = NO_NOISE,
     what_if: WhatIf = VLLM,
+    caps: npt.NDArray[Any] = NO_CAPS,
+    classes: npt.NDArray[np.int64] | None = None,
     keeps_steps: bool = True,
     cancel: npt.NDArray[np.uint8] | None = None,
 ) -> Replay:
@@ -144,6 +151,10 @@ def replay(
         Factors on step times, from `StepNoise.draw` or `Pace.draw`; without, every step takes what the equation says.
     what_if : WhatIf
         Policies that vLLM does not have; off by default.
+    caps : (c,) kernel.CAP
+        From `early.caps`: the replay stops as soon as one of them is missed for good.
+    classes : (n,) int64, optional
+        From there as well: a bit for each class of `caps` that a request belongs to; without, the first one.
     keeps_steps : bool
         Whether `Replay.steps` is filled, at about 100 bytes a step; `summarise` does not need it.
     cancel : (1,) uint8, optional
@@ -174,10 +185,11 @@ def replay(
     tracks_blocks = engine_config.enable_prefix_caching and trace.prefix_hashes is not None
     limits = limits_of(trace, engine_config, tracks_blocks, what_if)
     accept = acceptance_pattern(engine_config)
-    ran = _run(trace, index, limits, accept, step_time, windows_ns, keeps_steps, cancel, noise)
+    classes = np.ones(len(trace), np.int64) if classes is None else classes
+    ran = _run(trace, index, classes, limits, accept, step_time, windows_ns, caps, keeps_steps, cancel, noise)
     if ran.outcome == kernel.NEEDS_BLOCKS:
         limits = limits._replace(tracks_blocks=True)
-        ran = _run(trace, index, limits, accept, step_time, windows_ns, keeps_steps, cancel, noise)
+        ran = _run(trace, index, classes, limits, accept, step_time, windows_ns, caps, keeps_steps, cancel, noise)
     kernel_seconds = time.perf_counter() - started
     if ran.outcome == kernel.CANCELLED:
         raise Cancelled
@@ -221,6 +233,7 @@ def replay(
         gaps=gaps,
         events=events,
         windows_ns=tuple(windows_ns),
+        caps=ran.caps,
         end_s=int(ran.state["now_ns"]) / 1e9,
         kernel_seconds=kernel_seconds,
     )
@@ -299,21 +312,25 @@ class _Ran(NamedTuple):
     shared: npt.NDArray[Any]
     gaps: npt.NDArray[Any]
     events: npt.NDArray[Any]
+    caps: npt.NDArray[Any]
 
 
 def _run(
     trace: RequestTrace,
     index: npt.NDArray[np.intp],
+    classes: npt.NDArray[np.int64],
     limits: kernel.Limits,
     accept: npt.NDArray[np.int64],
     step_time: StepTime,
     windows_ns: Sequence[tuple[int, int]],
+    caps: npt.NDArray[Any],
     keeps_steps: bool,
     cancel: npt.NDArray[np.uint8],
     noise: npt.NDArray[np.float64],
 ) -> _Ran:
     """Lay out the kernel's arrays for the requests at `index`, and run it."""
-    rows = request_rows(trace, index)
+    rows, counted = request_rows(trace, index), caps.copy()
+    rows["classes"] = classes[index]
     blocks, prefixes, table = kernel_blocks(rows, *shared_prefixes(trace, index), limits)
     state = np.zeros(1, kernel.ENGINE)
     outcome, steps, shared, gaps, events = kernel.replay(
@@ -327,11 +344,12 @@ def _run(
         typed(step_time),
         np.ascontiguousarray(noise),
         np.array(windows_ns, np.int64).reshape(-1, 2),
+        counted,
         keeps_steps,
         MAX_STEPS,
         cancel,
     )
-    return _Ran(outcome, state[0], rows, steps, shared, gaps, events)
+    return _Ran(outcome, state[0], rows, steps, shared, gaps, events, counted)
 
 
 def typed(step_time: StepTime) -> StepTime:

@@ -140,7 +140,9 @@ class Recommendation:
     trace_digest: str
     """Digest of the trace replayed."""
     num_replays: int
-    """Replays run; candidates whose flags provably cannot act share one."""
+    """Replays run, draws not counted; candidates whose flags provably cannot act share one."""
+    num_stopped: int = 0
+    """Of these, how many were stopped early, because a target could no longer be met."""
     finalists: tuple[Confidence, ...] = ()
     """What was judged again, the best by the objective first; runners-up only where that one does not always hold."""
 
@@ -162,8 +164,13 @@ def recommend(
     executor: Executor | None = None,
     on_progress: Progress | None = None,
     cancel: npt.NDArray[np.uint8] | None = None,
+    stops_early: bool = True,
 ) -> Recommendation:
     """Find the flags that meet `slo` on `trace` and are best by `objective`.
+
+    A replay is stopped once a target is missed for good, since such a setting cannot win. Whatever is compared goes to
+    its end: today's flags, vLLM's default, what is one notch away from the choice, all its budgets; and everything
+    where nothing meets the targets, where the load is hopeless, or where the choice is for people.
 
     The best is judged again under draws of the coefficients and of the traffic. Where it does not hold in all of them,
     so are the `NUM_RUNNERS_UP` that stay farthest from the limits among those that come within `GIVES_UP` of it by the
@@ -190,6 +197,8 @@ def recommend(
     on_progress : callable, optional
     cancel : (1,) uint8, optional
         Work stops soon after another thread makes it non-zero.
+    stops_early : bool
+        Off, every replay goes on to its end. The choice does not depend on it.
 
     Raises
     ------
@@ -212,16 +221,18 @@ def recommend(
         load = offered_load(trace, step_time, today, max(space.max_num_batched_tokens))
         # Overloaded beyond doubt: what cannot be carried is shown under a few settings, not under all.
         tried = _most_efficient(space) if load > HOPELESS_LOAD and now.summary.is_unstable else space
+        replays.stops_early = stops_early and objective is not Objective.PARETO and tried is space
         replays.run_all(_outward(_configs(tried, today, usual), budget or min(space.max_num_batched_tokens)))
-        candidates = in_order(replays.known.values())
         # A smaller KV cache turns requests away: what is won by serving fewer is not won.
-        least_left_out = min(c.summary.num_never_run for c in candidates)
-        fitting = [c for c in candidates if c.meets and c.summary.num_never_run == least_left_out]
+        least_left_out = min(c.summary.num_never_run for c in replays.known.values())
+        fitting = [c for c in in_order(replays.known.values()) if c.meets]
+        fitting = [c for c in fitting if c.summary.num_never_run == least_left_out]
         front = pareto_front(fitting)
         eligible = front if objective is Objective.PARETO else fitting
         ranked = sorted(eligible, key=lambda c: _rank(c, objective, today))
-        num_replays = replays.num_done
         best, finalists = replays.choose(model, ranked, objective)
+        replays.complete(replays.known if best is None else [usual, *_beside(tried, best.engine_config)])
+        candidates = in_order(replays.known.values())
         closest = best or min((c for c in candidates if c.violations), key=_distance)
     share = None
     if covered is not None:
@@ -254,7 +265,8 @@ def recommend(
         step_time=step_time,
         model_source="coefficients given by hand" if isinstance(model, StepTime) else model.source,
         trace_digest=trace.digest,
-        num_replays=num_replays,
+        num_replays=replays.num_replays,
+        num_stopped=replays.num_stopped,
         finalists=finalists,
     )
 
@@ -427,6 +439,24 @@ def in_order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     return tuple(sorted(candidates, key=lambda c: _order(c.engine_config)))
 
 
+def one_notch(space: SearchSpace, config: EngineConfig) -> list[tuple[str, EngineConfig]]:
+    """Each searched flag at its next lower and its next higher value, the others as in `config`."""
+    found = []
+    for name in space.searched:
+        here = getattr(config, name)
+        values = sorted({*space.values(name), here}, key=lambda value: (value is None, value))
+        place = values.index(here)
+        beside = (*values[max(place - 1, 0) : place], *values[place + 1 : place + 2])
+        found += [(name, replace(config, **{name: value})) for value in beside]
+    return found
+
+
+def _beside(space: SearchSpace, config: EngineConfig) -> list[EngineConfig]:
+    """What a setting is compared with: one notch on each flag, and every other budget."""
+    budgets = [replace(config, max_num_batched_tokens=budget) for budget in space.max_num_batched_tokens]
+    return [*(one for _, one in one_notch(space, config)), *budgets]
+
+
 def _most_efficient(space: SearchSpace) -> SearchSpace:
     """The largest budgets and seats, no threshold: what loses least to fixed costs."""
     return SearchSpace(space.max_num_batched_tokens[-2:], space.max_num_seqs[-1:], (0,))
@@ -485,19 +515,30 @@ class _Replays:
         self.executor, self.on_progress, self.cancel = executor, on_progress, cancel
         self.known: dict[EngineConfig, Candidate] = {}
         self.num_done, self.num_planned = 0, 0
+        self.num_replays, self.num_stopped = 0, 0
+        self.stops_early = False
 
     def run(self, configs: list[EngineConfig]) -> list[Candidate]:
         """Replay each setting; candidates in the order of `configs`, whatever finishes first."""
         self.num_planned = max(self.num_planned, self.num_done + len(configs))
-        futures = {
-            self.executor.submit(evaluate, self.trace, c, self.step_time, self.slo, self.cancel): c for c in configs
-        }
+        asked = (self.step_time, self.slo, self.cancel, self.stops_early)
+        futures = {self.executor.submit(evaluate, self.trace, c, *asked): c for c in configs}
         for future in self.as_completed(list(futures)):
             self.known[futures[future]] = future.result()
             self.num_done += 1
+            self.num_replays += 1
+            self.num_stopped += not future.result().is_complete
             if self.on_progress is not None:
                 self.on_progress(self.num_done, self.num_planned, future.result())
         return [self.known[c] for c in configs]
+
+    def complete(self, configs: Iterable[EngineConfig]) -> None:
+        """Replay to the end what was stopped early."""
+        stopped = [c for c in dict.fromkeys(configs) if c in self.known and not self.known[c].is_complete]
+        for config in stopped:
+            del self.known[config]
+        self.stops_early = False
+        self.run_all(stopped)
 
     def as_completed(self, futures: list[Future[Candidate]]) -> Iterator[Future[Candidate]]:
         """Each replay as it comes to its end; those that were not begun are given up when one fails, or on `cancel`.
@@ -532,6 +573,8 @@ class _Replays:
     def share_result(self, config: EngineConfig) -> bool:
         """Take over the result of a replay that `config` provably repeats; False if there is none.
 
+        One that was stopped early stands in only where `config` may be stopped as well.
+
         A replay with at least these seats and this budget, the same threshold and everything else the same,
         repeats under `config` when it never ran more requests at once than `config` has seats, and never put
         as many tokens into a step as `config` has budget (or the budgets are equal): every decision then comes
@@ -541,7 +584,8 @@ class _Replays:
             return False  # that threshold is computed from the budget, so a budget acts even where it never binds
         for known, candidate in self.known.items():
             if (
-                candidate.summary.peak_running <= config.max_num_seqs <= known.max_num_seqs
+                (candidate.is_complete or self.stops_early)
+                and candidate.summary.peak_running <= config.max_num_seqs <= known.max_num_seqs
                 and (
                     candidate.summary.max_step_tokens < config.max_num_batched_tokens <= known.max_num_batched_tokens
                     or config.max_num_batched_tokens == known.max_num_batched_tokens

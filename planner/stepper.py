@@ -81,7 +81,7 @@ class Engine:
         self.entries = np.zeros((2, cap + 1), kernel.ENTRY)
         self.step = np.zeros(1, kernel.STEP)
         self.gaps = np.zeros(cap * (1 + self.limits.num_spec_tokens), kernel.GAP)
-        self.events = np.zeros(0, kernel.EVENT)
+        self.events, self.caps = np.zeros(0, kernel.EVENT), np.zeros(0, kernel.CAP)
         self.state = np.zeros(1, kernel.ENGINE)
         self.requests, self.order = self.fresh.copy(), index.copy()
         self.used = slice(0, 0)
@@ -215,7 +215,7 @@ class Engine:
         self.state["num_gaps"] = 0
         kernel.process_output(
             self.state[0], self.requests, self.running, self.queue, self.blocks, self.prefixes, self.table, self.accept,
-            self.limits, self.flights[self.oldest], self.entries[self.oldest], self.gaps, self.events,
+            self.limits, self.flights[self.oldest], self.entries[self.oldest], self.gaps, self.events, self.caps,
         )  # fmt: skip
         self.oldest = (self.oldest + 1) % 2
         self.num_flights -= 1

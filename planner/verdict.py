@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from planner.candidates import Candidate, Reason, Rejection
+from planner.candidates import Candidate, Reason, Rejection, Stop
 from planner.capacity import Curve, Headroom, Replicas, Window
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.search import GIVES_UP, NUM_DRAWS, SEARCHED, Objective, Recommendation
@@ -122,6 +122,8 @@ def _gain(plan: Recommendation, best: Candidate) -> tuple[float, str]:
 
 def rejection_sentence(rejection: Rejection) -> str:
     """One reason in words, measured against limit."""
+    if rejection.stop is not None:
+        return _stop_sentence(rejection, rejection.stop)
     if rejection.reason is Reason.UNSTABLE:
         return "unstable, the queue grows for as long as the trace lasts"
     if rejection.reason is Reason.STALLED:
@@ -160,6 +162,36 @@ def rejection_sentence(rejection: Rejection) -> str:
     if measured == limit and rejection.measured != rejection.limit:
         measured = f"{1e3 * rejection.measured:.6g} ms"  # three digits would not show that it is above
     return f"{whose}{what} {measured} against {limit}"
+
+
+def _stop_sentence(rejection: Rejection, stop: Stop) -> str:
+    """The reason why a replay did not go on to its end: what is certain, and since when."""
+    when = f"certain at {seconds(stop.at_s)}, where its replay was stopped"
+    whose = "" if rejection.target is None else f"{class_in_words(rejection.target)}: "
+    if stop.num_allowed is None:
+        share, limit = (f"{100 * value:.3g} %" for value in (rejection.measured, rejection.limit))
+        return f"stalled at least {share} of the streaming time against {limit}: {when}"
+    limit = seconds(rejection.limit)
+    if rejection.reason is Reason.WORST_GAP:
+        return f"{whose}worst token gap at least {seconds(rejection.measured)} against {limit}: {when}"
+    what = {Reason.ITL: "token gap", Reason.TTFT: "TTFT", Reason.E2E: "E2E"}[rejection.reason]
+    percentile = "" if rejection.percentile is None else f"p{100 * rejection.percentile:g} "
+    return (
+        f"{whose}{percentile}{what} above {limit}: {when}; {stop.num_above:,} were above it by then, "
+        f"and {stop.num_allowed:,} may be in the end"
+    )
+
+
+def effort(plan: Recommendation) -> str:
+    """What the search went through."""
+    stopped = ""
+    if plan.num_stopped:
+        share = f"{100 * plan.num_stopped / plan.num_replays:.0f} %"
+        stopped = f", {plan.num_stopped:,} of these ({share}) stopped early because a target could no longer be met"
+    return (
+        f"{len(plan.candidates):,} settings tried, {plan.num_replays:,} replayed (the others provably repeat one of "
+        f"these){stopped}."
+    )
 
 
 def class_in_words(target: ClassTarget) -> str:

@@ -1,7 +1,13 @@
-"""What the whole suite says at its end."""
+"""What holds for the whole suite, and what it says at its end."""
 
 from collections import Counter
 from pathlib import Path
+
+from hypothesis import settings
+
+# How long an example takes says more about the machine than about the code: files of tests run side by side.
+settings.register_profile("machine_may_be_busy", deadline=None)
+settings.load_profile("machine_may_be_busy")
 
 FEATURES = {
     "asynchronous": lambda c: c["async_scheduling"],
@@ -18,6 +24,14 @@ FEATURES = {
     "scheduled tokens": lambda c: c["max_num_scheduled_tokens"] is not None,
     "block size not 16": lambda c: c["block_size"] != 16,
 }
+
+
+def pytest_configure(config):
+    """Compile the kernel once, before the processes that run the tests would all do it, into one cache at once."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        from planner.replay import warm_up
+
+        warm_up()
 
 
 def pytest_terminal_summary(terminalreporter):

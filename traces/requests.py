@@ -19,8 +19,8 @@ class PrefixHashes:
     """(n + 1,) request i has ids[offsets[i]:offsets[i + 1]]."""
     block_tokens: int
     """Prompt tokens that one id stands for; a request's last id may stand for fewer."""
-    _shared: "SharedPrefixes | None" = field(default=None, init=False, repr=False)
-    """What `shared` found."""
+    known: "SharedPrefixes | None" = field(default=None, repr=False)
+    """What `shared` gives, where that is known already."""
 
     def __post_init__(self) -> None:
         self.ids.flags.writeable = False
@@ -29,10 +29,10 @@ class PrefixHashes:
     @property
     def shared(self) -> "SharedPrefixes":
         """Which leading ids other requests have as well; found when it is first asked for, and kept."""
-        if self._shared is None:
-            object.__setattr__(self, "_shared", _shared_prefixes(self.ids, self.offsets))
-        assert self._shared is not None
-        return self._shared
+        if self.known is None:
+            object.__setattr__(self, "known", _shared_prefixes(self.ids, self.offsets))
+        assert self.known is not None
+        return self.known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,9 +41,9 @@ class SharedPrefixes:
 
     number: npt.NDArray[np.int64]
     """(m,) one number for all ids of a request up to here: equal exactly where all of them are equal; −1 where no other
-    request begins with them."""
+    request begins with them (of the trace that they were found in, if this is a part of it)."""
     num_ids: npt.NDArray[np.int64]
-    """(n,) how many leading ids of a request some other request has as well."""
+    """(n,) how many leading ids of a request have such a number."""
 
     def __post_init__(self) -> None:
         self.number.flags.writeable = False
@@ -176,8 +176,9 @@ class RequestTrace:
 
 
 def _hashes_at(hashes: PrefixHashes, index: npt.NDArray[np.intp]) -> PrefixHashes:
-    """The ids of the requests at `index`."""
+    """The ids of the requests at `index`; the numbers of what they share are numbers still."""
     num_ids = np.diff(hashes.offsets)[index]
     offsets = np.concatenate([[0], np.cumsum(num_ids)])
     places = np.arange(offsets[-1]) + np.repeat(hashes.offsets[:-1][index] - offsets[:-1], num_ids)
-    return PrefixHashes(hashes.ids[places], offsets, hashes.block_tokens)
+    known = hashes.known and SharedPrefixes(hashes.known.number[places], hashes.known.num_ids[index])
+    return PrefixHashes(hashes.ids[places], offsets, hashes.block_tokens, known)

@@ -31,7 +31,9 @@ def gap_against_ttft(plan: Recommendation) -> go.Figure:
     points = _points(plan)
     if not points:
         return theme.empty(question, "No setting gave a token gap and a first token to draw.")
-    canvas = theme.figure(question, first_token.title, gap.title, "simulated, one point per result")
+    num_stopped = sum(not is_whole(candidate) for candidate in plan.candidates)
+    left_out = f"; {num_stopped:,} settings not replayed to their end are not drawn" if num_stopped else ""
+    canvas = theme.figure(question, first_token.title, gap.title, f"simulated, one point per result{left_out}")
     for name, meets, look in (("misses a target", False, theme.MISSES), ("meets every target", True, theme.MEETS)):
         these = [p for p in points if p.meets == meets]
         canvas.add_scatter(

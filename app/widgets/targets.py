@@ -75,8 +75,9 @@ def _ask_classes() -> tuple[ClassTarget, ...]:
         "classes",
         widget=st.text_area,
         placeholder="prompt=1-1000,ttft_ms=500",
-        help="By prompt tokens (prompt=1-1000, prompt=2000-) or priority (priority=0); with ttft_ms, e2e_ms and "
-        "worst_gap_ms. Percentiles are those of the targets of all requests.",
+        help="By prompt tokens (prompt=1-1000, prompt=2000-), priority (priority=0) or a column of the trace "
+        "(column=model=small); with itl_ms, worst_gap_ms, ttft_ms, e2e_ms and stalled_percent. Percentiles are those "
+        "of the targets of all requests.",
     )
     found = []
     for line in filter(str.strip, given.splitlines()):

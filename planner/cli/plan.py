@@ -18,6 +18,7 @@ from planner.search import MORE, Objective, Recommendation, read_more, recommend
 from planner.step_time import StepTime
 from planner.verdict import (
     confidence_sentences,
+    effort,
     kv_sentence,
     rejection_sentence,
     rules_in_force,
@@ -121,6 +122,7 @@ def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
             + ("; unstable, these depend on the length of the trace" if summary.is_unstable else "")
             + "".join(f"; {name} {getattr(c, name)}" for name in plan.space.searched if name in MORE)
         )
+    print(effort(plan))
     print("One notch on each flag:")
     for notch in notches(plan):
         summary = notch.candidate.summary

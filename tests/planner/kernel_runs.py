@@ -4,7 +4,7 @@ import numpy as np
 from naive import Engine
 
 from planner import kernel
-from planner.replay import NO_NOISE, WHOLE_REPLAY, kernel_blocks
+from planner.replay import NO_CAPS, NO_NOISE, WHOLE_REPLAY, kernel_blocks
 from planner.step_time import StepTime
 from traces.requests import PrefixHashes
 
@@ -43,6 +43,7 @@ def run_kernel(
     id_block_tokens: int = 16,
     tracks_blocks: bool | None = None,
     windows: tuple[tuple[int, int], ...] = WHOLE_REPLAY,
+    caps: np.ndarray = NO_CAPS,
 ) -> dict:
     """`requests` and `config` as in the recordings, arrivals in `arrival_ns`; the result in their form, too."""
     tracks_blocks = config["enable_prefix_caching"] if tracks_blocks is None else tracks_blocks
@@ -56,6 +57,7 @@ def run_kernel(
         row["max_tokens"] = request.get("max_tokens", request["out"])
         row["priority"] = request.get("priority", 0)
         row["identity"] = i
+        row["classes"] = 1
     limit = limits(config, tracks_blocks)._replace(id_block_tokens=id_block_tokens)
     ids = [requests[i].get("ids") or () for i in order]
     offsets = np.cumsum([0, *map(len, ids)])
@@ -76,6 +78,7 @@ def run_kernel(
         step_time,
         NO_NOISE,
         window_rows,
+        caps.copy(),
         True,
         max_steps,
         np.zeros(1, np.uint8),
@@ -100,7 +103,7 @@ def run_kernel(
     columns |= lists | {name: [sorted(x) for x in lists[name]] for name in ("preempted", "admitted")}
     preemptions = dict(zip(order, rows["num_preemptions"].tolist(), strict=True))
     return {
-        "outcome": ["done", "stalled", "step_limit", "cancelled", "needs_blocks", "livelock"][outcome],
+        "outcome": ["done", "stalled", "step_limit", "cancelled", "needs_blocks", "livelock", "stopped"][outcome],
         "end_ns": int(state["now_ns"][0]),
         "steps": columns,
         "token_step": token_step,

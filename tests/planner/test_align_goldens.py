@@ -71,13 +71,16 @@ def trace_of(golden: dict) -> RequestTrace:
 @pytest.fixture(autouse=True)
 def _outputs_have_content(monkeypatch):
     """A trace tells what its prompts have in common; the recordings know it of their outputs as well."""
-    of_prompts = stepper.prefix_ids
+    of_prompts = stepper.shared_prefixes
 
     def of_all(trace, index):
-        ids, bounds, id_block_tokens, _ = of_prompts(trace, index)
-        return ids, bounds, id_block_tokens, (bounds[:, 1] - bounds[:, 0]) * id_block_tokens
+        number, first_prefix, num_shared_tokens = of_prompts(trace, index)
+        hashes = trace.prefix_hashes
+        if hashes is not None:
+            num_shared_tokens = (hashes.shared.num_ids * hashes.block_tokens)[index]
+        return number, first_prefix, num_shared_tokens
 
-    monkeypatch.setattr(stepper, "prefix_ids", of_all)
+    monkeypatch.setattr(stepper, "shared_prefixes", of_all)
 
 
 def config_of(golden: dict) -> EngineConfig:

@@ -62,7 +62,7 @@ def test_the_size_is_bounded_and_the_file_says_so():
     assert len(text) < 1_000_000
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(replays())
 def test_slices_of_a_track_do_not_overlap(trace_and_run):
     trace, run = trace_and_run

@@ -11,7 +11,7 @@ from traces_by_hand import trace_of
 
 from planner import kernel
 from planner.engine_config import EngineConfig
-from planner.replay import NO_NOISE, WHOLE_REPLAY, kernel_blocks, replay
+from planner.replay import NO_CAPS, NO_NOISE, WHOLE_REPLAY, kernel_blocks, replay
 from planner.step_time import StepTime
 
 COMPARED = ("outcome", "end_ns", "steps", "token_step", "preemptions", "unfinished")
@@ -91,7 +91,7 @@ STEP_TIMES = st.builds(
 )
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(scenarios(), STEP_TIMES)
 def test_kernel_is_the_naive_model(scenario, step_time):
     requests, config = scenario
@@ -104,7 +104,7 @@ def test_kernel_is_the_naive_model(scenario, step_time):
     assert gaps_of(ours) == sorted(gap for times in token_times(theirs) for gap in np.diff(times).tolist())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(scenarios(), STEP_TIMES)
 def test_laws(scenario, step_time):
     requests, config = scenario
@@ -134,7 +134,7 @@ def test_laws(scenario, step_time):
         assert steps["num_gaps"].sum() + len(run["gap_rows"]) == (rows["num_outputs"] - 1).clip(0).sum()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scenarios(), st.integers(1, 20))
 def test_true_lengths_are_invisible_to_the_scheduler(scenario, later):
     """Until the first request ends on a stop token, nothing can tell how long it will be."""
@@ -176,7 +176,7 @@ def what_ifs(draw):
     return [r for r in requests if r["prompt"] < config["max_model_len"]], config
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(what_ifs(), STEP_TIMES, st.integers(1, 20))
 def test_kernel_is_the_naive_model_under_policies_that_vllm_has_not(scenario, step_time, longer):
     requests, config = scenario
@@ -214,6 +214,7 @@ def test_cancel_stops_the_replay():
         StepTime(1, 1, 1),
         NO_NOISE,
         np.zeros((0, 2), np.int64),
+        NO_CAPS,
         True,
         100,
         np.ones(1, np.uint8),
@@ -222,7 +223,7 @@ def test_cancel_stops_the_replay():
     assert len(steps) == 0
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(scenarios(), STEP_TIMES, st.integers(1, 40))
 def test_sleep_changes_nothing(scenario, step_time, longer):
     """Requests that just decode are counted, not visited; that leaves the same rows."""
@@ -275,7 +276,7 @@ def test_a_first_token_in_the_first_steps_is_no_gap():
     assert run["step_rows"]["num_gaps"].tolist() == [0, 0, 1, 1]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(scenarios(), STEP_TIMES, st.lists(st.integers(0, 60), max_size=6, unique=True), st.integers(1, 20))
 def test_a_window_records_the_events_of_its_steps_and_changes_nothing(scenario, step_time, borders, longer):
     requests, config = scenario
@@ -317,7 +318,7 @@ def same_bytes(one: dict, other: dict) -> None:
         assert one[name].tobytes() == other[name].tobytes(), name
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(scenarios(), STEP_TIMES)
 def test_counting_blocks_is_enough_until_somebody_is_preempted(scenario, step_time):
     """Without shared prefixes the count and the identities agree, or the count gives up and says so."""

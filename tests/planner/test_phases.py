@@ -107,7 +107,7 @@ def test_a_request_that_is_stuck_waits_until_the_end():
     assert "no token, not finished" in life_sentence(trace, stuck)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(replays())
 def test_phases_follow_each_other_and_sum_to_e2e_exactly(trace_and_run):
     trace, run = trace_and_run

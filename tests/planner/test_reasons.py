@@ -34,7 +34,7 @@ def test_what_binds_is_what_keeps_the_objective_from_better():
         assert said.endswith(f"a step of more than {room:,} prefill tokens takes longer than 80 ms.")
 
     found, said = binding(Objective.MOST_HEADROOM, slo)
-    assert said == "No target binds: nothing that misses one would have smaller gaps."
+    assert said == "No target binds: nothing one notch away that misses one would have smaller gaps."
     smallest_s, wait_s = found.best.summary.itl_at_percentile_s, found.best.summary.ttft_at_percentile_s
     _, said = binding(Objective.MOST_HEADROOM, Slo(itl_s=0.2, ttft_s=0.9 * wait_s))
     assert said == (

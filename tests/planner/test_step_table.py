@@ -40,7 +40,7 @@ def test_the_moment_stands_in_the_middle():
     assert step_table(never, replay(never, SYNC, TEN_MS_PLUS_ONE_PER_TOKEN), 0.0) == ()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(replays())
 def test_rows_add_up_to_the_step(trace_and_run):
     trace, run = trace_and_run

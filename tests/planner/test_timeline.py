@@ -29,7 +29,7 @@ def test_nothing_to_show():
     assert after.running.high.tolist() == [0] * 10
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(replays(), st.integers(1, 40))
 def test_every_step_lies_within_the_band_of_its_buckets(trace_and_run, num_buckets):
     _, run = trace_and_run

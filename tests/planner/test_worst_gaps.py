@@ -117,7 +117,7 @@ def test_a_window_and_a_number_bound_the_list():
     assert all(0.1 <= gap.end_s <= 0.15 for gap in worst_gaps(trace, run, from_s=0.1, until_s=0.15))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(replays())
 def test_laws(trace_and_run):
     trace, run = trace_and_run

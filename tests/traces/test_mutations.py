@@ -82,7 +82,7 @@ def _lines(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 @given(damaged())
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
 def test_no_damage_makes_a_reader_crash_or_lie(file: tuple[str, bytes]) -> None:
     name, data = file
     trace, answers = answered(read_trace, data, name)

@@ -306,7 +306,7 @@ def quiet(read: Callable[..., object], data: bytes) -> None:
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_random_bytes_never_crash(data: bytes) -> None:
     quiet(read_trace, data)
     quiet(read_steps, data)
@@ -324,7 +324,7 @@ SAMPLES = {
 
 
 @given(st.sampled_from(sorted(SAMPLES)), st.floats(0, 1), st.binary(max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_damaged_files_never_crash(name: str, where: float, patch: bytes) -> None:
     data = SAMPLES[name]
     cut = int(where * len(data))

@@ -17,7 +17,7 @@ def test_every_setting_with_the_threshold_has_its_cell(plan: Recommendation) -> 
         for candidate in plan.candidates:
             config = candidate.engine_config
             if config.long_prefill_token_threshold == tokens and f"{config.max_num_batched_tokens:,}" in grid.x:
-                if f"{config.max_num_seqs:,}" not in grid.y:
+                if f"{config.max_num_seqs:,}" not in grid.y or not candidate.is_complete:
                     continue
                 place = (
                     plan.space.max_num_seqs.index(config.max_num_seqs),

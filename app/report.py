@@ -16,6 +16,7 @@ from app.figures.budget import latency_by_budget
 from app.figures.distributions import Latencies
 from app.figures.grid import gap_by_budget_and_seats
 from app.figures.labels import percent, three_digits
+from planner.acting import flags_sentence
 from planner.align import Alignment, alignment_sentence
 from planner.command import serve_command
 from planner.engine_config import VLLM_VERSION
@@ -144,7 +145,8 @@ def _explained(alignment: Alignment | None, num_steps: int) -> list[str]:
     if alignment is None:
         return []
     table = [_table(frames.differences(alignment.differences), has_index=False)] if alignment.differences else []
-    return [f"<p>{escape(alignment_sentence(alignment, num_steps))}</p>", *table]
+    said = (alignment_sentence(alignment, num_steps), flags_sentence(alignment.flag_uses))
+    return [*(f"<p>{escape(one)}</p>" for one in said), *table]
 
 
 def _measured(comparisons: tuple[Comparison, ...]) -> list[str]:

@@ -5,7 +5,7 @@ step a line, so the share of lines that it explains says how well that scheduler
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from planner import kernel
+from planner.acting import FLAGS, FlagUse, flag_uses, flags_acting
+from planner.drafts import DraftingEngine
 from planner.engine_config import EngineConfig, check_flags
-from planner.errors import BadFlags, BadPlan
-from planner.stepper import Clock, Engine, Saved, Work
+from planner.errors import BadPlan
+from planner.stepper import Clock, Engine, Work
 from traces.requests import RequestTrace
 from traces.steps import StepLog
 
@@ -30,8 +32,10 @@ MAX_STARTED_BYTES = 1 << 30
 MIN_STARTS = 40
 LOST_LINES = 20
 """After so many lines in a row that nothing explains, the walk starts anew at an idle point."""
+RETAKEN_PER_LINE = 20
+"""Steps taken again to explain lines, per line of the log."""
 MAX_RECONSIDERED = 64
-"""So many lines with newcomers are looked at again when a later line does not fit."""
+"""So many lines behind which something else may have been are looked at again when a later line does not fit."""
 MAX_BYTES = 256 << 20
 """Memory for their states."""
 NUM_DIFFERENCES = 5
@@ -67,6 +71,10 @@ class Alignment:
     """(r,) the step of the log in which each of them was."""
     trace: RequestTrace
     """r requests or more."""
+    num_unsure_tokens: npt.NDArray[np.int64]
+    """(k,) by how much the context of a step's requests may be off, tokens, summed; 0 without speculative decoding."""
+    flag_uses: tuple[FlagUse, ...]
+    """How often each flag acted in the explained steps."""
     differences: tuple[Difference, ...]
     """The first lines that are not explained."""
 
@@ -81,6 +89,13 @@ class Alignment:
         return int(self.is_explained.sum())
 
     @property
+    def share_unsure(self) -> float:
+        """Context that the explained steps may have read besides, or not, as a share of what is taken, 0 or more."""
+        steps = self.steps[self.is_explained]
+        read = steps["kv_decode_tokens"].sum() + steps["kv_prefill_tokens"].sum()
+        return float(self.num_unsure_tokens[self.is_explained].sum() / read) if read else 0.0
+
+    @property
     def share_explained(self) -> float:
         """Explained ÷ covered steps, 0–1; 0 when the trace explains nothing."""
         return self.num_explained / self.num_covered if self.num_covered else 0.0
@@ -92,10 +107,14 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
     Each line is one call of the scheduler. Requests are let in, in the order they were sent, as many as the line's
     requests in the context phase demand; who is computed how far, who is preempted, and what the prefix cache
     holds, follows from the rules alone. Where near-simultaneous requests reached the engine in another order
-    than they were sent, the line's tokens tell which. What ran before the trace (a warm-up) or after it is not
-    covered; after a stretch that nothing explains, the walk starts anew where the engine was idle.
+    than they were sent, the line's tokens tell which. By priority, and under a threshold, it matters who waits
+    besides: whoever had been sent by the time of the line, or as many more or fewer as explain it. What ran before
+    the trace (a warm-up) or after it is not covered; after a stretch that nothing explains, the walk starts anew
+    where the engine was idle.
 
-    Every request is taken to end on its length limit, as in `replay`.
+    Under speculative decoding the lines do not say how many drafts were accepted; see `planner.drafts`.
+
+    A request ends after its output tokens, as in `replay`.
 
     Parameters
     ----------
@@ -113,7 +132,7 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
     Raises
     ------
     BadFlags
-        From `check_flags`, or flags under which the lines do not tell enough.
+        From `check_flags`.
 
     Source
     ------
@@ -121,17 +140,11 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
     token is scheduled; one that was preempted later counts as decoding while it is computed again.
     """
     check_flags(engine_config)
-    if engine_config.speculative_method is not None:
-        raise BadFlags(
-            "flags",
-            "the log cannot be aligned under speculative decoding: its lines do not say how many drafts were accepted. "
-            "Calibrate without the trace.",
-        )
-    walk = _Walk(log, trace, engine_config)
-    line, row = 0, 0
-    while (start := walk.find_start(line, row)) is not None:
-        line = walk.run(*start)
-        row = walk.num_let_in
+    if engine_config.speculative_method is None:
+        walk = _walked(log, Engine(trace, engine_config))
+    else:
+        guessing = DraftingEngine(trace, engine_config)
+        walk = _walked(log, guessing.settled(_walked(log, guessing).admitted))
     covered = np.zeros(len(log), np.bool_)
     if walk.covered:
         covered[min(walk.covered) : max(walk.covered) + 1] = True
@@ -143,6 +156,8 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
         admitted=np.array(walk.admitted, np.int64),
         admitted_in=np.array(walk.admitted_in, np.int64),
         trace=trace,
+        num_unsure_tokens=walk.num_unsure_tokens,
+        flag_uses=flag_uses(engine_config, walk.acting[walk.is_explained], walk.steps[walk.is_explained]),
         differences=tuple(walk.differences[:NUM_DIFFERENCES]),
     )
 
@@ -161,12 +176,18 @@ def align_whole(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) 
     if alignment.share_explained >= MIN_SHARE_EXPLAINED:
         return alignment
     differences = "".join(f"\n  {difference_sentence(one)}" for one in alignment.differences)
+    drafts = ""
+    if engine_config.speculative_method is not None:
+        drafts = (
+            " A log does not say how many drafts were accepted, and where KV blocks are short that decides who is "
+            "preempted: such a log cannot be explained."
+        )
     flags = ", ".join(f"{name} {value}" for name, value in asdict(engine_config).items() if value is not None)
     raise BadPlan(
         trace.receipt.file_name if trace.receipt else "trace",
         f"explains {alignment.num_explained:,} of the log's {len(log):,} steps: these are not the requests behind it, "
         f"or the server ran with other flags than these ({flags}). Give the flags that are missing, or calibrate "
-        f"without the trace.{differences}",
+        f"without the trace.{drafts}{differences}",
     )
 
 
@@ -176,6 +197,11 @@ def alignment_sentence(alignment: Alignment, num_steps: int) -> str:
     said = f"{alignment.num_explained:,} of {alignment.num_covered:,} steps explained by the trace under these flags"
     if outside:
         said += f"; {outside:,} more are outside the stretches that it was walked along"
+    if alignment.share_unsure > 0:
+        said += (
+            "; the lines do not say which drafts were accepted, so the context read is known within "
+            f"{100 * alignment.share_unsure:.1f} %"
+        )
     num_found, num_requests = len(alignment.admitted), len(alignment.trace)
     return f"{said}; {num_found:,} of {num_requests:,} requests found in the log."
 
@@ -225,26 +251,38 @@ def clocks(log: StepLog, is_async: bool) -> list[Clock]:
     return [Clock(*row) for row in np.stack([scheduled_s, start_s], axis=1).tolist()]
 
 
+def _walked(log: StepLog, engine: Engine) -> "_Walk":
+    """A log walked from its first line to its last."""
+    walk = _Walk(log, engine)
+    line, row = 0, 0
+    while (start := walk.find_start(line, row)) is not None:
+        line = walk.run(*start)
+        row = walk.num_let_in
+    return walk
+
+
 class _Walk:
     """The state of one alignment."""
 
-    def __init__(self, log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> None:
+    def __init__(self, log: StepLog, engine: Engine) -> None:
         tokens = log.num_decode_reqs if log.num_decode_tokens is None else log.num_decode_tokens
         columns = (log.num_prefill_reqs, log.prefill_tokens, log.num_decode_reqs, tokens)
         self.lines = [Work(*row) for row in np.column_stack(columns).tolist()]
-        self.clocks = clocks(log, engine_config.async_scheduling)
+        self.clocks = clocks(log, engine.limits.is_async)
         self.source_row = log.source_row
-        self.engine = Engine(trace, engine_config)
+        self.engine = engine
         self.is_explained = np.zeros(len(log), np.bool_)
         self.follows = np.zeros(len(log), np.bool_)
         self.steps = np.zeros(len(log), kernel.STEP)
+        self.num_unsure_tokens = np.zeros(len(log), np.int64)
+        self.acting = np.zeros((len(log), len(FLAGS)), np.bool_)
         self.admitted: list[int] = []
         self.admitted_in: list[int] = []
         self.let_in_by = np.zeros(len(log), np.int64)
         self.differences: list[Difference] = []
         self.covered: list[int] = []
         self.num_let_in = 0
-        self.num_starts = 0
+        self.num_starts = self.num_retaken = 0
         self.max_starts = min(MAX_STARTS, max(MIN_STARTS, MAX_STARTED_BYTES // self.engine.num_bytes))
 
     def find_start(self, first_line: int, first_row: int) -> tuple[int, int] | None:
@@ -265,16 +303,15 @@ class _Walk:
         engine = self.engine
         first_line = line
         engine.reset(row)
-        admissions: deque[_Admission] = deque(maxlen=max(1, min(MAX_RECONSIDERED, MAX_BYTES // engine.num_bytes)))
+        choices: deque[_Choice] = deque(maxlen=max(1, min(MAX_RECONSIDERED, MAX_BYTES // engine.num_bytes)))
         num_lost = 0
         while line < len(self.lines) and num_lost < LOST_LINES:
             simulated = self._take(line)
             if simulated is None:
                 break
-            if simulated != self.lines[line] and num_lost == 0 and self._reconsider(admissions, line):
+            if simulated != self.lines[line] and num_lost == 0 and self._reconsider(choices, line):
                 simulated = self.lines[line]
-            if engine.admission is not None:
-                admissions.append(_Admission(line, *engine.admission))
+            self._note(choices, line)
             self._record(line, simulated)
             num_lost = 0 if self.is_explained[line] else num_lost + 1
             line += 1
@@ -288,34 +325,41 @@ class _Walk:
         """Let the engine take the step of a line."""
         return self.engine.take(self.lines[line], self.clocks[line])
 
-    def _reconsider(self, admissions: "deque[_Admission]", line: int) -> bool:
-        """Whether this line is explained once newcomers of an earlier one came in another order; if so, they did."""
+    def _note(self, choices: "deque[_Choice]", line: int) -> None:
+        """Keep what else could have been behind a line."""
+        if self.engine.others:
+            choices.append(_Choice(line, self.engine.others))
+
+    def _reconsider(self, choices: "deque[_Choice]", line: int) -> bool:
+        """Whether this line is explained once something else was behind an earlier one; if so, it was."""
         engine = self.engine
-        now, admission = engine.save(admissions[0].before.first if admissions else None), engine.admission
-        for past in reversed(admissions):
-            for chosen in past.others:
-                work = engine.let_in_again(past.before, chosen)
-                if work == self.lines[past.line] and all(
+        now, others = engine.save(0), engine.others
+        for past in reversed(choices):
+            for other in past.others:
+                if self.num_retaken > RETAKEN_PER_LINE * len(self.lines):
+                    break
+                self.num_retaken += 1 + line - past.line
+                if other() == self.lines[past.line] and all(
                     self._take(later) == self.lines[later] for later in range(past.line + 1, line + 1)
                 ):
-                    self._walk_again(admissions, past, chosen, line)
+                    self._walk_again(choices, past, other, line)
                     return True
         engine.restore(now)
-        engine.admission = admission
+        engine.others = others
         return False
 
     def _walk_again(
-        self, admissions: "deque[_Admission]", past: "_Admission", chosen: Sequence[int], line: int
+        self, choices: "deque[_Choice]", past: "_Choice", other: Callable[[], Work | None], line: int
     ) -> None:
-        """Take the lines up to this one again, with other newcomers in an earlier one."""
-        while admissions and admissions[-1].line >= past.line:
-            admissions.pop()
-        engine = self.engine
-        self._record(past.line, engine.let_in_again(past.before, chosen))
+        """Take the lines up to this one again, with something else behind an earlier one."""
+        while choices and choices[-1].line >= past.line:
+            choices.pop()
+        self._record(past.line, other())
         for later in range(past.line + 1, line + 1):
-            if engine.admission is not None:
-                admissions.append(_Admission(later - 1, *engine.admission))
-            self._record(later, self._take(later))
+            work = self._take(later)
+            if later < line:
+                self._note(choices, later)
+            self._record(later, work)
 
     def _record(self, line: int, simulated: Work | None) -> None:
         """Keep what the engine did in a line."""
@@ -324,6 +368,8 @@ class _Walk:
         self.follows[line] = not self.engine.fell_idle
         self.let_in_by[line] = self.engine.num_let_in
         self.steps[line] = self.engine.step[0]
+        self.num_unsure_tokens[line] = self.engine.num_unsure_tokens
+        self.acting[line] = flags_acting(self.engine, self.engine.now_s(self.clocks[line], self.engine.fell_idle))
         if simulated is not None and simulated != self.lines[line]:
             self.differences.append(Difference(int(self.source_row[line]), self.lines[line], simulated))
 
@@ -338,11 +384,9 @@ class _Walk:
         return num
 
 
-class _Admission(NamedTuple):
-    """A line whose newcomers may have been others."""
+class _Choice(NamedTuple):
+    """A line behind which something else may have been."""
 
     line: int
-    before: Saved
-    """The state in which they came."""
-    others: list[Sequence[int]]
-    """Who else may have come, in what order."""
+    others: list[Callable[[], Work | None]]
+    """Each takes the step anew, from the state before it."""

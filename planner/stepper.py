@@ -1,7 +1,8 @@
 """The compiled scheduler, taken from one logged step to the next; newcomers are chosen so that the line fits."""
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -33,8 +34,10 @@ MAX_PERMUTED = 3
 
 MAX_WAITING = 1000
 """So many newcomers may wait where that matters."""
-CLOCK_S = 1e-6
-"""Arrival and log are stamped by clocks that round."""
+MAX_COUNTS = 100
+"""So many other numbers of newcomers are tried where those who wait matter."""
+CLOCK_S = 1e-8
+"""Sums of seconds are rounded by less."""
 
 
 class Work(NamedTuple):
@@ -59,11 +62,14 @@ class Engine:
     """The compiled scheduler, taken from one logged step to the next.
 
     Rows of `requests` that were not let in yet may change places (`order` says which request of the trace stands
-    where): the kernel takes them from the front. Requests that vLLM refuses are not among them.
+    where): the kernel takes them from the front. Requests that vLLM refuses are not among them. Those of which it is
+    known in what order they were admitted stand in that order from the beginning.
     """
 
-    def __init__(self, trace: RequestTrace, engine_config: EngineConfig) -> None:
+    def __init__(self, trace: RequestTrace, engine_config: EngineConfig, admitted: Sequence[int] = ()) -> None:
+        self.trace, self.engine_config = trace, engine_config
         index = np.flatnonzero(~requests_that_never_run(trace, engine_config))
+        index[np.isin(index, admitted)] = admitted
         self.index = index
         self.arrival_s = trace.arrival_s
         self.limits = limits_of(trace, engine_config, engine_config.enable_prefix_caching)
@@ -72,6 +78,7 @@ class Engine:
         self.step_time = typed(StepTime(0, 0, 0))
         self.fresh = request_rows(trace, index)
         self.blocks, self.prefixes, self.table = kernel_blocks(self.fresh, *shared_prefixes(trace, index), self.limits)
+        self.was_cached: set[int] = set()
         self.depth = 2 if self.limits.is_async else 1
         cap = min(self.limits.max_num_seqs, len(index))
         self.running = np.zeros(cap + 1, np.int64)
@@ -97,15 +104,32 @@ class Engine:
         self.state["next_new"] = self.state["next_arrival"] = row
         if self.limits.tracks_blocks:
             kernel.lay_out_blocks(self.state[0], self.blocks, self.table)
+            self.was_cached.clear()
         self.oldest = self.num_flights = 0
         self.offset_s = 0.0
         self.fell_idle = True
-        self.admission: tuple[Saved, list[Sequence[int]]] | None = None
+        self.others: list[Callable[[], Work | None]] = []
 
     @property
     def num_let_in(self) -> int:
         """Requests that are past the door."""
         return int(self.state["next_arrival"][0])
+
+    def now_s(self, clock: Clock, was_idle: bool) -> float:
+        """When a step was scheduled, on the trace's clock."""
+        return (clock.start_s if was_idle else clock.scheduled_s) + self.offset_s + CLOCK_S
+
+    @property
+    def last_entries(self) -> npt.NDArray[Any]:
+        """(e,) `kernel.ENTRY`: the step that was scheduled last."""
+        at = (self.oldest + self.num_flights - 1) % 2
+        entries: npt.NDArray[Any] = self.entries[at][: self.flights[at]["num_entries"]]
+        return entries
+
+    @property
+    def num_unsure_tokens(self) -> int:
+        """By how many tokens the context of the requests in the last step may be off, at most; summed."""
+        return 0
 
     def rows_like(self, work: Work, first_row: int) -> Iterator[int]:
         """Requests, from `first_row` on, with which an idle engine could have begun this step."""
@@ -126,7 +150,7 @@ class Engine:
         in the order they were sent; then with others that were sent at nearly the same time. Where those who wait
         matter as well, it first lets in whoever has arrived by the clock.
         """
-        self.admission = None
+        self.others = []
         saved, work = self._without_newcomers(line)
         self.fell_idle = work is None
         if saved is None or self.num_let_in == len(self.fresh) or (work == line and not self._may_mistake()):
@@ -134,16 +158,16 @@ class Engine:
         if work is None:
             self.offset_s = self.arrival_s[self.order[self.num_let_in]] - clock.start_s
         num_new = line.num_prefill_reqs - (work.num_prefill_reqs if work is not None else 0)
-        choices = self._choices(num_new, line.num_prefill_reqs, clock.start_s if work is None else clock.scheduled_s)
+        choices = self._choices(num_new, line.num_prefill_reqs, self.now_s(clock, work is None))
         for at, chosen in enumerate(choices):
-            if self.let_in_again(saved, chosen) == line:
-                self.admission = (saved, choices[at + 1 :])
+            if self._let_in_again(saved, chosen) == line:
+                self.others = [partial(self._let_in_again, saved, other) for other in choices[at + 1 :]]
                 return line
         if choices:
-            return self.let_in_again(saved, choices[0])
+            return self._let_in_again(saved, choices[0])
         return work
 
-    def let_in_again(self, saved: "Saved", chosen: Sequence[int]) -> Work:
+    def _let_in_again(self, saved: "Saved", chosen: Sequence[int]) -> Work:
         """Schedule from a saved state with these newcomers."""
         self.restore(saved)
         self._let_in(chosen)
@@ -184,9 +208,7 @@ class Engine:
 
     def _may_mistake(self) -> bool:
         """Whether the step just scheduled admits somebody in whose place a newcomer could have been."""
-        entries = self.entries[(self.oldest + self.num_flights - 1) % 2]
-        num_entries = self.flights[(self.oldest + self.num_flights - 1) % 2]["num_entries"]
-        return self.limits.by_priority and bool(entries["is_admission"][:num_entries].any())
+        return self.limits.by_priority and bool(self.last_entries["is_admission"].any())
 
     def _has_requests(self) -> bool:
         """Whether the engine calls schedule() at all."""
@@ -230,9 +252,12 @@ class Engine:
         counts = [min(num_new, last - first)] if num_new > 0 else []
         if self.minds_waiting:
             sent_s = self.arrival_s[self.order[first : first + MAX_WAITING]]
-            arrived = int(np.searchsorted(sent_s, now_s + self.offset_s + CLOCK_S, side="right"))
-            counts = self._urgent(num_context + 1) if self.limits.by_priority else list(range(len(sent_s) + 1))
-            counts = [arrived, *sorted(set(counts) - {arrived}, key=lambda count: abs(count - arrived))]
+            arrived = int(np.searchsorted(sent_s, now_s, side="right"))
+            # Under a threshold that is no floor it matters only whether there is a second request.
+            most = len(sent_s) if self.limits.is_threshold_adaptive else min(len(sent_s), max(num_new, 0) + 1)
+            counts = self._urgent(num_context + 1) if self.limits.by_priority else list(range(most + 1))
+            others = sorted(set(counts) - {arrived}, key=lambda count: abs(count - arrived))
+            counts = [arrived, *others[:MAX_COUNTS]]
         choices: list[Sequence[int]] = [range(first, first + count) for count in counts]
         if not 0 < num_new <= MAX_PERMUTED:
             return choices
@@ -283,7 +308,7 @@ class Engine:
         rows = [*running, *self.queue[: state["num_queued"]], state["next_new"]]
         first = int(min(rows)) if first is None else first
         # Of the table only what is held counts, and in what order the rows that were ever used come next.
-        num_slots, width = int(state["peak_running"]), int(self.requests["num_blocks"][running].max(initial=1))
+        num_slots, width = int(state["peak_running"]), int(self.requests["num_listed"][running].max(initial=1))
         return Saved(
             first, self.requests[first:].copy(), self.order[first:].copy(), tuple(x.copy() for x in self._whole),
             self.table[:num_slots, :width].copy(), self.oldest, self.num_flights, self.offset_s,

@@ -6,6 +6,7 @@ from app import compute, frames, panels, state
 from app.figures import calibration
 from app.widgets.files import ask_file
 from app.widgets.step_times import ask_against, ask_by_hand, ask_is_behind_log, ask_num_kv_tokens, ask_source
+from planner.acting import flags_sentence
 from planner.align import Alignment, alignment_sentence
 from planner.errors import UnfitStepLog
 from planner.step_time import StepTimeFit
@@ -98,6 +99,7 @@ if isinstance(alignment, InputError):
     st.error(f"{frames.literal(str(alignment))}\n\nThe fit below does without it.", icon=":material/error:")
 elif isinstance(alignment, Alignment):
     st.success(alignment_sentence(alignment, len(log)), icon=":material/join_inner:")
+    st.caption(flags_sentence(alignment.flag_uses))
     if alignment.differences:
         with st.expander("The first lines that are not explained"):
             st.table(frames.differences(alignment.differences), hide_index=True)

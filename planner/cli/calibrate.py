@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import Any
 
 from planner.align import Alignment
@@ -45,6 +46,7 @@ def _alignment_document(alignment: Alignment) -> dict[str, Any]:
     return {
         "explained": alignment.num_explained,
         "covered": alignment.num_covered,
+        "flags": [asdict(use) for use in alignment.flag_uses],
         "differences": [
             {"line": one.source_row + 1, "logged": one.logged._asdict(), "simulated": one.simulated._asdict()}
             for one in alignment.differences

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import asdict, fields
 from pathlib import Path
 
+from planner.acting import flags_sentence
 from planner.align import Alignment, align_whole, alignment_sentence, difference_sentence
 from planner.calibrate import fit_step_time
 from planner.cli.options import BY_HAND_MS
@@ -82,6 +83,7 @@ def aligned(log: StepLog, arguments: argparse.Namespace, trace: RequestTrace) ->
     """The log's steps explained by the trace, with how many on standard error."""
     alignment = align_whole(log, trace, asked_config(arguments, flags_from_facts(log.facts)))
     say(alignment_sentence(alignment, len(log)))
+    say(flags_sentence(alignment.flag_uses))
     for one in alignment.differences:
         say(f"  {difference_sentence(one)}")
     return alignment

@@ -513,6 +513,7 @@ def test_a_log_is_explained_by_the_trace_behind_it(log: Path) -> None:
     test.toggle[0].set_value(True).run()
     assert not test.exception
     assert "steps explained by the trace under these flags" in test.success[0].value
+    assert any("this log does not test them" in caption.value for caption in test.caption)
     assert {"decode_curve", "residuals", "measured_itl"} <= {chart.key for chart in test.get("plotly_chart")}
 
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from logged import served
+from logged import FEATURES, Logged, served
 from shared import measured_runs
 
-from planner.align import Alignment, align, aligned_log
+from planner.align import Alignment, align, aligned_log, alignment_sentence
 from planner.engine_config import EngineConfig, flags_from_facts
-from planner.errors import BadFlags
 from planner.replay import replay
 from planner.step_time import StepTime
 from traces.read import read_steps, read_trace
@@ -238,11 +237,30 @@ def test_the_aligned_log_has_what_the_lines_do_not_tell():
     np.testing.assert_array_equal(aligned.num_decode_reqs > 0, aligned.kv_decode_tokens > 0)
 
 
-@pytest.mark.parametrize("flags", [{"speculative_method": "ngram_gpu"}])
-def test_what_the_lines_cannot_tell_is_refused(flags):
-    config = replace(PLAIN, **flags, num_speculative_tokens=2)
-    with pytest.raises(BadFlags, match="cannot be aligned"):
-        align(log_of(shared_prefixes(), PLAIN), shared_prefixes(), config)
+def test_two_schedules_with_the_same_lines_are_within_the_stated_bounds():
+    """A request of four tokens, one draft a step: it is accepted in the first of two steps, or in the second."""
+    trace = RequestTrace(np.zeros(1), np.array([40]), np.array([4]), np.arange(1))
+    config = replace(PLAIN, speculative_method="ngram", num_speculative_tokens=1)
+    early, late = (drafted([{"arrival_ns": 0, "prompt": 40, "out": 4}], accept) for accept in ([0, 1, 0], [0, 0, 1]))
+    for name in ("num_prefill_reqs", "prefill_tokens", "num_decode_reqs", "num_decode_tokens"):
+        np.testing.assert_array_equal(getattr(early.log, name), getattr(late.log, name))
+
+    alignment = align(early.log, trace, config)
+
+    assert_all_explained(alignment)
+    read = FEATURES.index("kv_decode_tokens")
+    assert alignment.num_unsure_tokens.tolist() == [0, 0, 1]
+    for truth in (early, late):
+        off = np.abs(alignment.steps["kv_decode_tokens"] - truth.features[:, read])
+        assert (off <= alignment.num_unsure_tokens).all()
+    assert "which drafts were accepted" in alignment_sentence(alignment, 3)
+
+
+def drafted(requests: list[dict], accept: list[int]) -> Logged:
+    flags = {name: getattr(PLAIN, name) for name in EngineConfig.__slots__}
+    names = {"num_blocks": 100, "policy": "fcfs", "max_model_len": 10**6}
+    spec = {"method": "ngram", "k": 1, "accept": accept}
+    return served(requests, flags | names | {"spec": spec}, lambda *_: 10_000_000)
 
 
 @pytest.mark.measured

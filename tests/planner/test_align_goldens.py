@@ -4,96 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from goldens import golden_paths, read_golden, requests_of, step_time_of
-from logged import FEATURES, Logged, served
+from golden_logs import config_of, logged, order_of, recordings, trace_of
+from goldens import read_golden, requests_of
+from logged import FEATURES, Logged
 
-from planner import kernel, stepper
-from planner.align import Alignment, align
-from planner.engine_config import EngineConfig
-from traces.requests import PrefixHashes, RequestTrace
+from planner import stepper
+from planner.align import MIN_SHARE_EXPLAINED, Alignment, _walked, align, align_whole
+from planner.errors import BadPlan
 
-pytestmark = pytest.mark.golden
-
-
-def recordings(has_drafts: bool, where_waiting_matters: bool = False) -> list:
-    """Recordings of servers that would start and had something to do, with or without speculative decoding."""
-    return [
-        pytest.param(path, id=path.name.removesuffix(".json.gz"))
-        for path in golden_paths()
-        if (read_golden(path)["scenario"]["config"]["spec"] is not None) == has_drafts
-        and read_golden(path)["result"]["startup_check"] == "ok"
-        and (not where_waiting_matters or minds_waiting(read_golden(path)["scenario"]["config"]))
-    ]
-
-
-def minds_waiting(flags: dict) -> bool:
-    """Whether a step depends on who waits without being admitted."""
-    return flags["policy"] == "priority" or flags["long_prefill_token_threshold"] > 0
-
-
-def logged(golden: dict) -> Logged:
-    scenario, step_time = golden["scenario"], step_time_of(golden["scenario"])
-
-    def step_ns(num_seqs, prefill_tokens, kv, attention, num_drafts, kv_prefill) -> int:
-        return int(kernel.step_ns.py_func(step_time, num_seqs, prefill_tokens, kv, attention, num_drafts, kv_prefill))
-
-    return served(requests_of(golden), scenario["config"], step_ns, scenario["max_steps"], scenario["id_block_tokens"])
-
-
-def order_of(golden: dict) -> list[int]:
-    requests = requests_of(golden)
-    return sorted(range(len(requests)), key=lambda i: (requests[i]["arrival_ns"], i))
-
-
-def trace_of(golden: dict) -> RequestTrace:
-    """The requests as their trace would have them: in order of arrival, with the ids of their prompts' content."""
-    requests = [requests_of(golden)[i] for i in order_of(golden)]
-    columns = {
-        name: np.array([request[name] for request in requests], np.int64)
-        for name in ("arrival_ns", "prompt", "out", "max_tokens", "priority")
-    }
-    ids = [request["ids"] or [] for request in requests]
-    hashes = None
-    if any(ids):
-        flat = np.array([one for row in ids for one in row], np.int64)
-        hashes = PrefixHashes(flat, np.cumsum([0, *map(len, ids)]), golden["scenario"]["id_block_tokens"])
-    return RequestTrace(
-        columns["arrival_ns"] / 1e9,
-        columns["prompt"],
-        columns["out"],
-        np.arange(len(requests)),
-        priority=columns["priority"],
-        max_tokens=columns["max_tokens"],
-        prefix_hashes=hashes,
-    )
-
-
-@pytest.fixture(autouse=True)
-def _outputs_have_content(monkeypatch):
-    """A trace tells what its prompts have in common; the recordings know it of their outputs as well."""
-    of_prompts = stepper.shared_prefixes
-
-    def of_all(trace, index):
-        number, first_prefix, num_shared_tokens = of_prompts(trace, index)
-        hashes = trace.prefix_hashes
-        if hashes is not None:
-            num_shared_tokens = (hashes.shared.num_ids * hashes.block_tokens)[index]
-        return number, first_prefix, num_shared_tokens
-
-    monkeypatch.setattr(stepper, "shared_prefixes", of_all)
-
-
-def config_of(golden: dict) -> EngineConfig:
-    flags = golden["scenario"]["config"]
-    same = {name: flags[name] for name in EngineConfig.__slots__ if name in flags}
-    spec = flags["spec"] or {"method": None, "k": 0}
-    return EngineConfig(
-        **same,
-        num_gpu_blocks=flags["num_blocks"],
-        scheduling_policy=flags["policy"],
-        speculative_method=spec["method"],
-        num_speculative_tokens=spec["k"],
-    )
+pytestmark = [pytest.mark.golden, pytest.mark.usefixtures("outputs_have_content")]
 
 
 @pytest.mark.parametrize("path", recordings(has_drafts=False))
@@ -122,3 +41,66 @@ def assert_reconstructed(alignment: Alignment, truth: Logged) -> None:
     assert alignment.is_explained.all()
     for name, column in zip(FEATURES, truth.features.T, strict=True):
         np.testing.assert_array_equal(alignment.steps[name], column, name)
+
+
+def known_acceptance(golden: dict) -> stepper.Engine:
+    """An engine that accepts the drafts that the recording accepts."""
+    engine = stepper.Engine(trace_of(golden), config_of(golden))
+    engine.accept = np.array(golden["scenario"]["config"]["spec"]["accept"], np.int64)
+    engine.fresh["identity"] = np.array(order_of(golden))[engine.index]
+    engine.requests[:] = engine.fresh
+    return engine
+
+
+@pytest.mark.parametrize("path", recordings(has_drafts=True))
+def test_with_the_accepted_drafts_known_the_rules_explain_every_line(path):
+    golden = read_golden(path)
+    truth = logged(golden)
+    walk = _walked(truth.log, known_acceptance(golden))
+
+    assert walk.is_explained.all()
+    for name, column in zip(FEATURES, truth.features.T, strict=True):
+        np.testing.assert_array_equal(walk.steps[name], column, name)
+
+
+def depends_on_lengths(golden: dict) -> bool:
+    """Whether a schedule depends on how far requests are: KV blocks, `max_model_len` or the budget run out."""
+    flags, steps = golden["scenario"]["config"], golden["result"]["steps"]
+    longest = max(request["prompt"] + request["out"] for request in requests_of(golden))
+    has_starved = not flags["async_scheduling"] and any(
+        len(batch) < num_running for batch, num_running in zip(steps["batch"], steps["running"], strict=True)
+    )
+    return any(steps["preempted"]) or longest >= flags["max_model_len"] or has_starved
+
+
+def drafting(depends: bool) -> list:
+    return [one for one in recordings(has_drafts=True) if depends_on_lengths(read_golden(one.values[0])) == depends]
+
+
+@pytest.mark.parametrize("path", drafting(depends=True))
+def test_where_it_depends_on_lengths_what_is_explained_is_said_and_why_not_more(path):
+    golden = read_golden(path)
+    truth = logged(golden)
+
+    alignment = align(truth.log, trace_of(golden), config_of(golden))
+
+    assert alignment.num_explained > 0
+    if alignment.share_explained < MIN_SHARE_EXPLAINED:
+        with pytest.raises(BadPlan, match="does not say how many drafts were accepted"):
+            align_whole(truth.log, trace_of(golden), config_of(golden))
+
+
+@pytest.mark.parametrize("path", drafting(depends=False))
+def test_without_them_every_line_is_explained_where_the_schedule_does_not_depend_on_lengths(path):
+    golden = read_golden(path)
+    truth = logged(golden)
+
+    alignment = align(truth.log, trace_of(golden), config_of(golden))
+
+    assert alignment.differences == ()
+    assert alignment.is_explained.all()
+    told = [name for name in FEATURES if name not in ("kv_decode_tokens", "kv_prefill_tokens", "prefill_attention")]
+    for name in told:
+        np.testing.assert_array_equal(alignment.steps[name], truth.features[:, FEATURES.index(name)], name)
+    read = truth.features[:, FEATURES.index("kv_decode_tokens")]
+    assert alignment.steps["kv_decode_tokens"].sum() == pytest.approx(read.sum(), rel=0.07)

@@ -286,6 +286,10 @@ def test_calibrate_and_plan_explain_the_log_by_its_trace(capsys, tmp_path, path)
     assert code == 0
     assert "2,324 of 2,324 steps explained" in err
     document = json.loads(out)
+    assert "Never acted, so this log does not test them: max_num_seqs 64 (at most 2" in err
+    flags = {use["name"]: use["num_steps"] for use in document["alignment"].pop("flags")}
+    assert flags["max_num_batched_tokens"] > 0
+    assert flags["max_num_seqs"] == 0
     assert document["alignment"] == {"explained": 2324, "covered": 2324, "differences": []}
     assert document["step_time"]["per_prefill_attention_ns"] > 0
 

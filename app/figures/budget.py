@@ -5,7 +5,6 @@ import plotly.graph_objects as go
 
 from app.figures import theme
 from app.figures.labels import BUDGET, LATENCY, percentile
-from app.figures.tradeoff import is_whole
 from planner.search import Recommendation
 from planner.verdict import seconds
 
@@ -21,7 +20,7 @@ def latency_by_budget(plan: Recommendation) -> go.Figure:
         (
             c
             for c in plan.candidates
-            if is_whole(c)
+            if c.is_complete
             and c.summary.num_gaps
             and all(getattr(c.engine_config, flag) == getattr(answer, flag) for flag in others)
         ),

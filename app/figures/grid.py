@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from app.figures import theme
 from app.figures.labels import BUDGET, SEATS, answer_label, percent, percentile, threshold
-from app.figures.tradeoff import axes_of, is_whole
+from app.figures.tradeoff import axes_of
 from planner.candidates import Candidate
 from planner.search import Recommendation
 from planner.verdict import rejection_sentence, seconds
@@ -67,7 +67,7 @@ def _others(plan: Recommendation, candidate: Candidate) -> tuple[object, ...]:
 
 def _gap_ms(cell: Candidate | None) -> float:
     """What is drawn; NaN where there is no whole result."""
-    return 1e3 * cell.summary.itl_at_percentile_s if cell is not None and is_whole(cell) else float("nan")
+    return 1e3 * cell.summary.itl_at_percentile_s if cell is not None and cell.is_complete else float("nan")
 
 
 def _words(cell: Candidate | None) -> str:
@@ -85,7 +85,7 @@ def _hover(plan: Recommendation, cell: Candidate | None) -> str:
     config, own = cell.engine_config, cell.summary
     name = f"budget {config.max_num_batched_tokens:,}, seats {config.max_num_seqs:,}"
     missed = "; ".join(rejection_sentence(one) for one in cell.violations)
-    if not is_whole(cell):
+    if not cell.is_complete:
         return f"{name}<br>not replayed to its end: {missed}"
     return "<br>".join(
         (
@@ -110,7 +110,7 @@ def _add_stopped(
         (names[0][i], names[1][k], _hover(plan, cell))
         for k, row in enumerate(grid)
         for i, cell in enumerate(row)
-        if cell is not None and not is_whole(cell)
+        if cell is not None and not cell.is_complete
     ]
     if stopped:
         x, y, about = zip(*stopped, strict=True)

@@ -16,7 +16,7 @@ MAX_POINTS = 2000
 TICK_DIGITS = (
     (1e3, (1.0,)),
     (10.0, (1.0, 2.0, 5.0)),
-    (0.0, (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)),
+    (0.0, (1.0, 1.2, 1.5, 1.8, 2.0, 2.2, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)),
 )
 """(largest ÷ smallest value from which on, first digits that a logarithmic axis is labelled at)."""
 

@@ -31,7 +31,7 @@ def gap_against_ttft(plan: Recommendation) -> go.Figure:
     points = _points(plan)
     if not points:
         return theme.empty(question, "No setting gave a token gap and a first token to draw.")
-    num_stopped = sum(not is_whole(candidate) for candidate in plan.candidates)
+    num_stopped = sum(not candidate.is_complete for candidate in plan.candidates)
     left_out = f"; {num_stopped:,} settings not replayed to their end are not drawn" if num_stopped else ""
     canvas = theme.figure(question, first_token.title, gap.title, f"simulated, one point per result{left_out}")
     for name, meets, look in (("misses a target", False, theme.MISSES), ("meets every target", True, theme.MEETS)):
@@ -68,17 +68,12 @@ def axes_of(plan: Recommendation) -> tuple[Quantity, Quantity]:
     return gap, first_token
 
 
-def is_whole(candidate: Candidate) -> bool:
-    """Whether its numbers are those of all requests: its replay went to its end."""
-    return candidate.summary.outcome == "done"
-
-
 def _points(plan: Recommendation) -> list[_Point]:
     """Candidates by result; those without a number, or with that of a part only, are left out."""
     by_result: dict[tuple[float, float, bool], _Point] = {}
     for candidate in plan.candidates:
         ttft_s, itl_s = candidate.summary.ttft_at_percentile_s, candidate.summary.itl_at_percentile_s
-        if not (is_whole(candidate) and ttft_s > 0 and itl_s > 0):
+        if not (candidate.is_complete and ttft_s > 0 and itl_s > 0):
             continue
         key = (ttft_s, itl_s, candidate.meets)
         if key in by_result:

@@ -252,10 +252,10 @@ def test_five_at_once_do_not_disturb_each_other(browser: Browser, address: str) 
     contexts = [browser.new_context(viewport={"width": 1440, "height": 900}) for _ in range(5)]
     pages = [context.new_page() for context in contexts]
     for page in pages:
-        page.goto(f"{address}/plan")
-        page.get_by_role("button", name="Run the example").click()
-    for page in pages:
-        expect(page.get_by_text("Met: p99 token gap")).to_be_visible(timeout=PLAN_MS)
+        page.goto(f"{address}/calibration")
+        page.get_by_role("radio", name="By hand").click()
+        page.get_by_role("button", name="Use these coefficients").click()
+        expect(page.get_by_text("Plans use these coefficients.")).to_be_visible()
     arrivals = "arrival_ms,prompt_tokens,output_tokens\n"
     for k, page in enumerate(pages):
         rows = "".join(f"{40 * row},{500 + 100 * (row % 9)},20\n" for row in range(300 + k))
@@ -278,9 +278,5 @@ def test_five_at_once_do_not_disturb_each_other(browser: Browser, address: str) 
         assert f"{300 + k} requests" in strip
         text = page.locator("body").inner_text()
         assert not any(f"own{other}.csv" in text for other in range(5) if other != k)
-        page.reload()
-    for k, page in enumerate(pages):
-        expect(page.get_by_text(f"against {61 + k} ms").first).to_be_visible()
-        expect(page.locator(".st-key-strip").get_by_text(f"own{k}.csv")).to_be_visible()
     for context in contexts:
         context.close()

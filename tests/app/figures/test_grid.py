@@ -36,7 +36,7 @@ def test_every_setting_with_the_threshold_has_its_cell(plan: Recommendation) -> 
 
 def test_what_was_not_replayed_to_its_end_is_empty_and_says_why(plan: Recommendation) -> None:
     first = plan.candidates[0]
-    stopped = replace(first, summary=replace(first.summary, outcome="stalled"))
+    stopped = replace(first, summary=replace(first.summary, outcome="stopped"))
     cut = replace(plan, candidates=(stopped, *plan.candidates[2:]))
     canvas = gap_by_budget_and_seats(cut, first.engine_config.long_prefill_token_threshold)
     values = drawn_values(canvas)

@@ -88,7 +88,7 @@ def test_a_path_and_its_bytes_are_the_same(tmp_path: Path) -> None:
         (b"\x00\x01\x02\x03", "binary"),
         (b"PAR1 and nothing else", "Parquet"),
         (parquet()[:-20], "Parquet"),
-        (gzip.compress(csv())[:-30], "gzip"),
+        (gzip.compress(csv(), mtime=0)[:-30], "gzip"),
         (b"hello world", "columns found: 'hello world'"),
         (b"0.0,120,200\n0.5,80,10\n", "column names missing"),
         (b'{"metadata": {"a": 1}}\n', "'metadata'"),
@@ -317,7 +317,7 @@ SAMPLES = {
     "csv": csv(),
     "json": json_lines(),
     "log": server_log(num_steps=5).encode(),
-    "gzip": gzip.compress(csv()),
+    "gzip": gzip.compress(csv(), mtime=0),
     "sample": TRACE_SAMPLE.read_bytes(),
     "sample log": LOG_SAMPLE.read_bytes()[:4000],
 }

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 MOST_KEPT = 32
 """Values; beyond, the one that was quiet longest goes."""
-KEPT_S = 4 * 3600.0
+KEPT_S = 3600.0
 """How long one is kept after it was last put there, seconds."""
 LOOK_S = 0.1
 """How often one who waits for another's work looks again."""

@@ -11,6 +11,7 @@ STYLE = """<style>
 .stColumn:has(.stPlotlyChart), .stColumn:has(.stTable) {min-width: min(23rem, 100%)}
 .stColumn:has(.stMetric) {min-width: 12rem}
 .stColumn:has(.stNumberInput) {min-width: 10rem}
+.stColumn:has(.stFileUploader) {min-width: min(18rem, 100%)}
 .st-key-strip .stColumn {min-width: 16rem}
 /* Streamlit wraps cells at 400 pixels, however much room there is. */
 .stTable td [data-testid="stMarkdownContainer"] {max-width: none}

@@ -169,6 +169,44 @@ def offer_example() -> None:
         st.switch_page(PAGES["plan"])
 
 
+def take_trace() -> None:
+    """Take a request trace."""
+    session = state.session()
+    upload = ask_file(
+        "Request trace" if session.trace.value is None else "Another request trace",
+        "Parquet, CSV or JSON lines, also as .gz or .zst",
+        f"trace_{session.trace.num_uploads}",
+    )
+    if upload is not None:
+        with st.spinner(f"Reading {upload.name} …"):
+            session.upload_trace(upload.getvalue(), upload.name)
+        st.rerun()
+
+
+def take_steps() -> None:
+    """Take a step log."""
+    session = state.session()
+    upload = ask_file(
+        "Step log" if session.steps.value is None else "Another step log",
+        "a vLLM server log, or Parquet, CSV or JSON lines, also as .gz or .zst",
+        f"steps_{session.steps.num_uploads}",
+    )
+    if upload is not None:
+        with st.spinner(f"Reading {upload.name} …"):
+            session.upload_steps(upload.getvalue(), upload.name)
+        st.rerun()
+
+
+def take_plan() -> bool:
+    """Take a plan file; whether one came."""
+    session = state.session()
+    upload = ask_file("Plan file", "as written here or by planner plan -o", f"plan_{session.num_opened}")
+    if upload is None:
+        return False
+    session.open_plan(upload.getvalue(), upload.name)
+    return True
+
+
 def offer_look(label: str, name: str, picked: EngineConfig | None = None, where: str = "") -> None:
     """One click that opens a setting of the plan in the Inspect page.
 

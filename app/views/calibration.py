@@ -64,15 +64,7 @@ if reading.value is None and reading.fault is None:
         "long and short prompts, and upload its log. A table with one row per step works too."
     )
     panels.offer_example()
-upload = ask_file(
-    "Step log" if reading.value is None else "Another step log",
-    "a vLLM server log, or Parquet, CSV or JSON lines, also as .gz or .zst",
-    f"steps_{reading.num_uploads}",
-)
-if upload is not None:
-    with st.spinner(f"Reading {upload.name} …"):
-        session.upload_steps(upload.getvalue(), upload.name)
-    st.rerun()
+panels.take_steps()
 panels.show_reading(reading, compute.understand_steps, "steps")
 
 log = reading.value

@@ -3,7 +3,6 @@
 import streamlit as st
 
 from app import frames, handout, panels, state
-from app.widgets.files import ask_file
 from app.widgets.plans import ask_model_name, ask_plan
 from planner.export import provenance
 
@@ -22,9 +21,7 @@ elif job is not None and made:
 
 # Choose
 with st.expander("Open plan files, and compare them", expanded=not made):
-    upload = ask_file("Plan file", "as written here or by planner plan -o", f"plan_{session.num_opened}")
-    if upload is not None:
-        session.open_plan(upload.getvalue(), upload.name)
+    if panels.take_plan():
         st.rerun()
     if session.refused is not None:
         st.error(frames.literal(str(session.refused)), icon=":material/error:")

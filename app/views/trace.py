@@ -5,7 +5,7 @@ import streamlit as st
 from app import compute, frames, panels, state
 from app.figures import requests
 from app.shelf import shelf
-from app.widgets.files import ask_file, ask_shelf
+from app.widgets.files import ask_shelf
 from app.widgets.traffic import ask_part, ask_workload
 from planner.step_time import step_time_of
 from traces.selection import EmptySelection, busiest_s, select
@@ -25,15 +25,22 @@ if reading.value is None:
     panels.offer_example()
 
 # Choose
-upload = ask_file(
-    "Request trace" if reading.value is None else "Another request trace",
-    "Parquet, CSV or JSON lines, also as .gz or .zst",
-    f"trace_{reading.num_uploads}",
-)
-if upload is not None:
-    with st.spinner(f"Reading {upload.name} …"):
-        session.upload_trace(upload.getvalue(), upload.name)
-    st.rerun()
+if reading.value is None:
+    traces, steps, plans = st.columns(3)
+    with traces:
+        panels.take_trace()
+    with steps:
+        panels.take_steps()
+        if session.steps.value is not None:
+            panels.show_next("calibration", f"{len(session.steps.value):,} steps read: see how well they fit")
+        elif session.steps.fault is not None:
+            st.error("This step log cannot be used as it is.", icon=":material/error:")
+            panels.show_next("calibration", "See why")
+    with plans:
+        if panels.take_plan():
+            st.switch_page(panels.PAGES["export"])
+else:
+    panels.take_trace()
 if (lying := shelf()) is not None:
     chosen = ask_shelf(lying.names(), f"shelf_{reading.num_uploads}")
     if chosen is not None:

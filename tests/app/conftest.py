@@ -1,6 +1,7 @@
 """One small road for all tests of the app: the example's first minute, its fit, and a plan over few settings."""
 
 import shutil
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,6 +20,14 @@ from traces.steps import StepLog
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
 SPACE = SearchSpace((1024, 2048), (64, 256), (0, 512))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _main_stays() -> Iterator[None]:
+    """A page under test takes the place of the program; processes that are started later would run it."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
 
 
 @pytest.fixture(scope="session")

@@ -260,7 +260,7 @@ def test_five_at_once_do_not_disturb_each_other(browser: Browser, address: str) 
     for k, page in enumerate(pages):
         rows = "".join(f"{40 * row},{500 + 100 * (row % 9)},20\n" for row in range(300 + k))
         go(page, "Trace")
-        uploader = page.get_by_test_id("stFileUploader").locator("input[type=file]")
+        uploader = page.get_by_test_id("stFileUploader").locator("input[type=file]").first
         uploader.set_input_files({"name": f"own{k}.csv", "mimeType": "text/csv", "buffer": (arrivals + rows).encode()})
     for k, page in enumerate(pages):
         expect(page.get_by_text(f"{300 + k} read, {300 + k} used, 0 left out")).to_be_visible()

@@ -89,6 +89,24 @@ def test_an_empty_page_says_what_is_missing_and_offers_the_example(page: str, mi
     assert "Run the example" in [button.label for button in test.button]
 
 
+def test_the_landing_takes_step_log_and_plan_file_as_well() -> None:
+    test = opened()
+    assert len(test.file_uploader) == 3
+    log = (compute.SAMPLES / compute.EXAMPLE_LOG).read_bytes()
+    test.file_uploader[1].set_value((compute.EXAMPLE_LOG, log, "application/gzip")).run()
+    assert f"{len(compute.example()[1]):,} steps read" in test.get("page_link")[-1].label
+    upload(test, "ok.csv", b"arrival_s,prompt_tokens,output_tokens\n0,10,2\n1,20,3\n")
+    assert len(test.file_uploader) == 1
+    shown(test, "calibration")
+    assert "d at" in test.metric[0].label
+
+    test = opened()
+    test.file_uploader[1].set_value(("log.txt", b"INFO nothing", "text/plain")).run()
+    assert "This step log cannot be used as it is." in words(test)
+    test.file_uploader[2].set_value(("plan.json", b"{}", "application/json")).run()
+    assert "plan.json" in words(test), "the Export page, which says what is wrong"
+
+
 def test_one_click_leads_to_a_verdict(example: AppTest) -> None:
     shown(example, "plan")
     assert example.success[0].value.startswith("**Met: p99 token gap")

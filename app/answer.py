@@ -71,13 +71,16 @@ def show_sentence(words: Words) -> None:
 
 
 def _show_confidence(plan: Recommendation) -> None:
-    """Say how sure the verdict is."""
-    sure = " ".join(confidence_sentences(plan)) or "Of the closest setting:"
+    """Say how sure the verdict is, in a line; the rest when asked for."""
+    sure, *details = confidence_sentences(plan) or ("Of the closest setting:",)
     summary = plan.closest.summary
     st.markdown(
         f"{sure} The worst gap of any request is {seconds(summary.itl.max_s)}; "
         f"{seconds(summary.stalled_s)} stalled beyond the target, summed over all requests."
     )
+    if details:
+        with st.expander("How sure, target by target"):
+            st.markdown("\n".join(f"- {sentence}" for sentence in details))
 
 
 def _show_trust() -> None:

@@ -188,7 +188,7 @@ def take_steps() -> None:
     session = state.session()
     upload = ask_file(
         "Step log" if session.steps.value is None else "Another step log",
-        "a vLLM server log, or Parquet, CSV or JSON lines, also as .gz or .zst",
+        "a vLLM server log or a table, also as .gz or .zst",
         f"steps_{session.steps.num_uploads}",
     )
     if upload is not None:

@@ -232,13 +232,14 @@ def confidence_sentences(plan: Recommendation) -> tuple[str, ...]:
     chosen = next(f for f in plan.finalists if f.engine_config == plan.best.engine_config)
     drawn = {"the fitted coefficients": chosen.step_times, "the traffic": chosen.traffic}
     known = {what: share for what, share in drawn.items() if share is not None}
-    alone = "".join(f"; with {what} alone, {100 * share:.0f} %" for what, share in known.items() if len(known) > 1)
+    alone = "".join(f"With {what} alone: {100 * share:.0f} %. " for what, share in known.items() if len(known) > 1)
     by_target = ", ".join(
         f"{target_name(one.reason, one.target, plan.slo)} {100 * one.probability:.0f} %" for one in chosen.by_target
     )
     said = [
         f"Probability that the targets are met, with {' and '.join(known)} drawn anew: {100 * chosen.together:.0f} % "
-        f"({NUM_DRAWS} draws{alone}). Each by itself: {by_target}."
+        f"({NUM_DRAWS} draws).",
+        f"{alone}Each target by itself: {by_target}.",
     ]
     said += [f"Unknown is what {what} could do: {MISSING[what]}." for what, share in drawn.items() if share is None]
     if len(plan.finalists) > 1:

@@ -166,9 +166,9 @@ def test_step_times_and_traffic_are_drawn_alone_and_together():
     alone = [evaluate_draw(chat_trace(), best, STEP_TIME, SLO, i) for i in range(NUM_DRAWS)]
     assert chosen.traffic == odds(alone, SLO)[0]
     assert found.probability_met == chosen.step_times
-    said = confidence_sentences(found)[0]
-    assert "fitted coefficients" in said
-    assert "with the traffic alone" in said
+    said = confidence_sentences(found)
+    assert "fitted coefficients" in said[0]
+    assert "With the traffic alone" in said[1]
 
 
 def test_confidence_does_not_depend_on_the_executor():

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -169,42 +170,38 @@ def offer_example() -> None:
         st.switch_page(PAGES["plan"])
 
 
+def take(label: str, forms: str, name: str, upload: Callable[[bytes, str], None]) -> bool:
+    """Take a file; whether one came."""
+    file = ask_file(label, forms, name)
+    if file is None:
+        return False
+    with st.spinner(f"Reading {file.name} …"):
+        upload(file.getvalue(), file.name)
+    return True
+
+
 def take_trace() -> None:
     """Take a request trace."""
     session = state.session()
-    upload = ask_file(
-        "Request trace" if session.trace.value is None else "Another request trace",
-        "Parquet, CSV or JSON lines, also as .gz or .zst",
-        f"trace_{session.trace.num_uploads}",
-    )
-    if upload is not None:
-        with st.spinner(f"Reading {upload.name} …"):
-            session.upload_trace(upload.getvalue(), upload.name)
+    label = "Request trace" if session.trace.value is None else "Another request trace"
+    forms = "Parquet, CSV or JSON lines, also as .gz or .zst"
+    if take(label, forms, f"trace_{session.trace.num_uploads}", session.upload_trace):
         st.rerun()
 
 
 def take_steps() -> None:
     """Take a step log."""
     session = state.session()
-    upload = ask_file(
-        "Step log" if session.steps.value is None else "Another step log",
-        "a vLLM server log or a table, also as .gz or .zst",
-        f"steps_{session.steps.num_uploads}",
-    )
-    if upload is not None:
-        with st.spinner(f"Reading {upload.name} …"):
-            session.upload_steps(upload.getvalue(), upload.name)
+    label = "Step log" if session.steps.value is None else "Another step log"
+    forms = "a vLLM server log or a table, also as .gz or .zst"
+    if take(label, forms, f"steps_{session.steps.num_uploads}", session.upload_steps):
         st.rerun()
 
 
 def take_plan() -> bool:
     """Take a plan file; whether one came."""
     session = state.session()
-    upload = ask_file("Plan file", "as written here or by planner plan -o", f"plan_{session.num_opened}")
-    if upload is None:
-        return False
-    session.open_plan(upload.getvalue(), upload.name)
-    return True
+    return take("Plan file", "as written here or by planner plan -o", f"plan_{session.num_opened}", session.open_plan)
 
 
 def offer_look(label: str, name: str, picked: EngineConfig | None = None, where: str = "") -> None:
@@ -381,13 +378,12 @@ def show_measured() -> None:
         st.page_link(PAGES["trace"], label="Upload a trace", icon=":material/upload_file:")
         return
     reading = session.measured
-    upload = ask_file(
-        "Measured results" if reading.value is None else "Other measured results",
-        "vllm bench serve --save-detailed, GuideLLM, AIPerf, inference-perf, OTLP spans, or Parquet with token times",
-        f"measured_{reading.num_uploads}",
+    label = "Measured results" if reading.value is None else "Other measured results"
+    forms = (
+        "vllm bench serve --save-detailed, GuideLLM, AIPerf, inference-perf, OTLP spans, or Parquet with token times"
     )
-    if upload is not None:
-        reading.upload(upload.getvalue(), upload.name, compute.understand_measured)
+    read = partial(reading.upload, read=compute.understand_measured)
+    if take(label, forms, f"measured_{reading.num_uploads}", read):
         st.rerun()
     show_reading(reading, compute.understand_measured, "measured")
     comparisons = session.compared

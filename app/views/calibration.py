@@ -4,7 +4,6 @@ import streamlit as st
 
 from app import compute, frames, panels, state
 from app.figures import calibration
-from app.widgets.files import ask_file
 from app.widgets.step_times import ask_against, ask_by_hand, ask_is_behind_log, ask_num_kv_tokens, ask_source
 from planner.acting import flags_sentence
 from planner.align import Alignment, alignment_sentence
@@ -38,9 +37,7 @@ if source == BY_HAND:
     st.stop()
 if source == FILE:
     st.write("A model that was downloaded from this page or written by `planner calibrate -o`.")
-    upload = ask_file("Model file", "JSON", f"model_{session.saved.num_uploads}")
-    if upload is not None:
-        session.upload_model(upload.getvalue(), upload.name)
+    if panels.take("Model file", "JSON", f"model_{session.saved.num_uploads}", session.upload_model):
         st.rerun()
     panels.show_reading(session.saved, compute.understand_model, "model")
     saved = session.saved.value

@@ -3,6 +3,7 @@
 Results are cached by digest and small frozen settings, shared by all sessions, bounded, and never changed.
 """
 
+import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -195,6 +196,8 @@ class PlanInputs:
     """Coefficients charged."""
     model_source: str
     """File the model came from, or that it was given by hand."""
+    model_knows: str
+    """`what_is_known` of the model."""
     slo: Slo
     """Targets."""
     objective: Objective
@@ -205,6 +208,13 @@ class PlanInputs:
     """vLLM's default budget and seats on this GPU."""
     more: More = NO_MORE
     """Further flags that are searched."""
+
+
+def what_is_known(model: Model) -> str:
+    """Digest of what a plan takes from a model beside its coefficients: how sure they are, and what the log covered."""
+    if isinstance(model, StepTime):
+        return ""
+    return hashlib.sha256(model.draws.tobytes() + repr(model.covered).encode()).hexdigest()
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)

@@ -53,25 +53,24 @@ class Reading(Generic[T]):
 
     def upload(self, data: Source, file_name: str, read: Callable[[Source, str, ReadAnswers], T | InputError]) -> None:
         """Take a new file; whatever was known of the one before is gone."""
+        # Read first: whoever looks meanwhile, or takes it up in a tab that is loaded anew, finds the one before, whole.
+        outcome = read(data, file_name, NO_ANSWERS)
         self.file_name, self.questions, self.unmapped = file_name, (), None
         self.num_uploads += 1
-        self._read(data, NO_ANSWERS, read)
+        self._keep(data, NO_ANSWERS, outcome)
 
     def answer(self, answers: ReadAnswers, read: Callable[[Source, str, ReadAnswers], T | InputError]) -> None:
         """Read the same file again with more known about it."""
         assert self.data is not None
-        self._read(self.data, answers, read)
+        self._keep(self.data, answers, read(self.data, self.file_name, answers))
 
     def give(self, value: T, file_name: str) -> None:
         """Take something that is understood already."""
         self.value, self.fault, self.questions, self.answers = value, None, (), NO_ANSWERS
         self.file_name, self.data, self.unmapped = file_name, None, None
 
-    def _read(
-        self, data: Source, answers: ReadAnswers, read: Callable[[Source, str, ReadAnswers], T | InputError]
-    ) -> None:
-        """Read, and keep what came of it."""
-        outcome = read(data, self.file_name, answers)
+    def _keep(self, data: Source, answers: ReadAnswers, outcome: T | InputError) -> None:
+        """Keep what came of reading."""
         self.answers = answers
         if isinstance(outcome, InputError):
             self.value, self.fault = None, outcome
@@ -192,9 +191,9 @@ class Session:
 
     @property
     def _behind_log(self) -> tuple[str, EngineConfig]:
-        """Digest of the trace and the flags of the server that served it."""
+        """Name and digest of the trace and the flags of the server that served it."""
         assert self.trace.value is not None
-        return self.trace.value.digest, self.logged_config
+        return f"{self.trace.file_name} {self.trace.value.digest}", self.logged_config
 
     @property
     def model(self) -> Model | None:
@@ -296,9 +295,9 @@ class Session:
 
     def upload_trace(self, data: Source, file_name: str) -> None:
         """Take a new trace; a file that says when tokens came is a measurement as well."""
+        measured = compute.understand_measured(data, file_name, NO_ANSWERS)
         self.trace.upload(data, file_name, compute.understand_trace)
         self.selection, self.measured = WHOLE, Reading(num_uploads=self.measured.num_uploads + 1)
-        measured = compute.understand_measured(data, file_name, NO_ANSWERS)
         if isinstance(measured, MeasuredRequests):
             self.measured.give(measured, file_name)
 
@@ -321,8 +320,8 @@ class Session:
 
     def upload_steps(self, data: bytes, file_name: str) -> None:
         """Take a new step log; what was said about the one before does not hold for it."""
-        self.num_kv_tokens, self.given, self.behind_log = None, None, None
         self.steps.upload(data, file_name, compute.understand_steps)
+        self.num_kv_tokens, self.given, self.behind_log = None, None, None
 
     def upload_model(self, data: bytes, file_name: str) -> None:
         """Take a model file; it is in force as soon as it is understood."""
@@ -370,8 +369,8 @@ def follow(secret: object) -> bool:
     before = None if is_followed() else compute.kept().get(str(secret))
     st.session_state["secret"] = secret
     if before is not None:
-        # A copy: the tab may have been duplicated, and both go their own ways from here.
+        # A copy: a script of the session before may still be running. What runs beside the pages goes on for both.
         st.session_state["session"] = before.copy()
-        st.session_state.update(before.answers)
+        st.session_state.update(session().answers)
     compute.kept().put(str(secret), session())
     return before is not None

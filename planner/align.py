@@ -69,8 +69,12 @@ class Alignment:
     """(r,) rows of the trace in the order in which the engine admitted them."""
     admitted_in: npt.NDArray[np.int64]
     """(r,) the step of the log in which each of them was."""
-    trace: RequestTrace
-    """r requests or more."""
+    sent_s: npt.NDArray[np.float64]
+    """(r,) when each of them was sent, by the clock of the trace."""
+    num_requests: int
+    """Requests of the trace, r or more."""
+    trace_digest: str
+    """The trace's."""
     num_unsure_tokens: npt.NDArray[np.int64]
     """(k,) by how much the context of a step's requests may be off, tokens, summed; 0 without speculative decoding."""
     flag_uses: tuple[FlagUse, ...]
@@ -155,7 +159,9 @@ def align(log: StepLog, trace: RequestTrace, engine_config: EngineConfig) -> Ali
         follows=walk.follows & walk.is_explained,
         admitted=np.array(walk.admitted, np.int64),
         admitted_in=np.array(walk.admitted_in, np.int64),
-        trace=trace,
+        sent_s=trace.arrival_s[walk.admitted],
+        num_requests=len(trace),
+        trace_digest=trace.digest,
         num_unsure_tokens=walk.num_unsure_tokens,
         flag_uses=flag_uses(engine_config, walk.acting[walk.is_explained], walk.steps[walk.is_explained]),
         differences=tuple(walk.differences[:NUM_DIFFERENCES]),
@@ -202,7 +208,7 @@ def alignment_sentence(alignment: Alignment, num_steps: int) -> str:
             "; the lines do not say which drafts were accepted, so the context read is known within "
             f"{100 * alignment.share_unsure:.1f} %"
         )
-    num_found, num_requests = len(alignment.admitted), len(alignment.trace)
+    num_found, num_requests = len(alignment.admitted), alignment.num_requests
     return f"{said}; {num_found:,} of {num_requests:,} requests found in the log."
 
 

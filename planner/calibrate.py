@@ -111,7 +111,8 @@ def fit_step_time(log: StepLog, num_kv_tokens: int | None = None, alignment: Ali
     log, overhead_s, period_notices = with_periods(log, None if alignment is None else alignment.follows)
     start_s = None
     if alignment is not None:
-        start_s = starts_s(log, alignment.admitted_in, alignment.trace.arrival_s[alignment.admitted])
+        is_sure = alignment.is_explained[alignment.admitted_in]
+        start_s = starts_s(log, alignment.follows, alignment.admitted_in[is_sure], alignment.sent_s[is_sure])
         start_s = None if start_s is None else start_s[alignment.is_explained]
         log = aligned_log(log, alignment)
     steps, notices = as_steps(log, num_kv_tokens)
@@ -141,10 +142,10 @@ def fit_step_time(log: StepLog, num_kv_tokens: int | None = None, alignment: Ali
         predicted_s = floored(fitted, fitted.features @ beta)
         fit = replace(fit, noise=noise_of(fitted.time_s / predicted_s, fitted.has_prefill))
         if alignment is not None and start_s is not None:
-            digest = alignment.trace.digest
-            pace = pace_of(start_s[kept], fitted.time_s, predicted_s, fitted.has_prefill, digest)
+            pace = pace_of(start_s[kept], fitted.time_s, predicted_s, fitted.has_prefill, alignment.trace_digest)
             fit = replace(fit, pace=pace)
-            notices += drift_notices(pace)
+            if pace is not None:
+                notices += drift_notices(pace, start_s[kept], fitted.time_s, predicted_s)
     return replace(fit, left_out=left_out, notices=(*notices, *cautions(log, steps, fit)))
 
 

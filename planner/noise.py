@@ -14,6 +14,8 @@ PACE_WINDOW_S = 5
 """The pace of a second is that of as many around it: longer than a step or a short queue, shorter than a spell."""
 MIN_DRIFT = 0.1
 """Between the 5th and the 95th percentile of the pace, from which on it is told."""
+BEYOND_CHANCE = 1.3
+"""Times what the same steps in any order would show."""
 MOST_PACE_S = 86_400
 """Of a longer log the pace is not kept."""
 MOST_REST_STEPS = 16_384
@@ -116,28 +118,38 @@ def pace_of(
     if start_s.max() >= MOST_PACE_S:
         return None
     second = np.maximum(start_s, 0.0).astype(np.int64)
-    window = np.ones(PACE_WINDOW_S)
-    took_s, said_s = (
-        np.convolve(np.bincount(second, values), window)[PACE_WINDOW_S // 2 :][: second.max() + 1]
-        for values in (time_s, predicted_s)
-    )
-    by_second = np.divide(took_s, said_s, out=np.ones_like(took_s), where=said_s > 1e-9)
+    by_second = _by_second(second, time_s, predicted_s)
     rest = time_s / (predicted_s * by_second[second])
     spread = rest - rest.mean()
     correlation = np.array([np.mean(spread[lag:] * spread[:-lag]) for lag in range(1, min(len(rest), REST_BLOCK))])
     correlation /= max(np.mean(spread**2), 1e-300)
     remembered = int(np.argmax(np.append(correlation, 0.0) < 0.1))
     return Pace(
-        by_second, _in_blocks(_of_both_kinds(rest, has_prefill)), 1.0 + correlation[:remembered].sum(), trace_digest
+        by_second,
+        _in_blocks(_of_both_kinds(rest, has_prefill)),
+        1.0 + float(correlation[:remembered].sum()),
+        trace_digest,
     )
 
 
-def drift_notices(pace: Pace | None) -> list[str]:
-    """What the user must know of a server whose pace drifted."""
-    if pace is None:
-        return []
+def _by_second(second: npt.NDArray[np.int64], time_s: Floats, predicted_s: Floats) -> Floats:
+    """Measured ÷ predicted over `PACE_WINDOW_S` around each second, (b,); 1 where nothing ran."""
+    window = np.ones(PACE_WINDOW_S)
+    took_s, said_s = (
+        np.convolve(np.bincount(second, values), window)[PACE_WINDOW_S // 2 :][: second.max() + 1]
+        for values in (time_s, predicted_s)
+    )
+    pace: Floats = np.divide(took_s, said_s, out=np.ones_like(took_s), where=said_s > 1e-9)
+    return pace
+
+
+def drift_notices(pace: Pace, start_s: Floats, time_s: Floats, predicted_s: Floats) -> list[str]:
+    """What the user must know of a server whose pace drifted by more than single steps scatter; arguments as above."""
     slow, fast = np.percentile(pace.by_second, [95, 5])
-    if slow - fast < MIN_DRIFT:
+    second = np.maximum(start_s, 0.0).astype(np.int64)
+    mixed = np.random.default_rng(0).permutation(time_s / predicted_s)
+    by_chance = np.ptp(np.percentile(_by_second(second, predicted_s * mixed, predicted_s), [95, 5]))
+    if slow - fast < max(MIN_DRIFT, BEYOND_CHANCE * by_chance):
         return []
     return [
         f"The server's pace drifted while it served this trace: equal work took {fast:.2f} to {slow:.2f} × the mean, "

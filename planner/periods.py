@@ -69,17 +69,22 @@ def with_periods(log: StepLog, follows: npt.NDArray[np.bool_] | None = None) -> 
 
 
 def starts_s(
-    log: StepLog, admitted_in: npt.NDArray[np.int64], sent_s: npt.NDArray[np.float64]
+    log: StepLog,
+    follows: npt.NDArray[np.bool_],
+    admitted_in: npt.NDArray[np.int64],
+    sent_s: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64] | None:
     """When each of k steps began, by the clock of the r requests that it served; None without time stamps.
 
-    The clocks are shifted until the request that waited least waited not at all. Stamps to the second are smoothed
-    over `SMOOTHED` steps, to a tenth of a second or so.
+    The clocks are shifted until one request in a hundred waits for nothing. Stamps to the second are smoothed over
+    `SMOOTHED` steps of a stretch in which the engine was not idle, to a tenth of a second or so.
 
     Parameters
     ----------
     log : StepLog
         With `step_s` from step to step.
+    follows : (k,) bool
+        Steps that follow the one before without the engine falling idle.
     admitted_in : (r,) int64
         The step in which each request was admitted.
     sent_s : (r,) float64
@@ -95,11 +100,20 @@ def starts_s(
     elapsed_s = np.cumsum(log.step_s)
     late_s = log.stamp_s - elapsed_s
     if not np.any(log.stamp_s % 1.0):
-        window = np.ones(min(SMOOTHED, len(log)))
-        late_s = np.convolve(late_s, window, "same") / np.convolve(np.ones(len(log)), window, "same")
+        late_s = _smoothed(late_s, follows)
     start_s = late_s + elapsed_s - log.step_s
-    shifted: npt.NDArray[np.float64] = start_s - np.min(start_s[admitted_in] - sent_s)
+    shifted: npt.NDArray[np.float64] = start_s - np.percentile(start_s[admitted_in] - sent_s, 1)
     return shifted
+
+
+def _smoothed(values: npt.NDArray[np.float64], follows: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """The mean of `SMOOTHED` values around each, none of them beyond the stretch it lies in."""
+    place, stretch = np.arange(len(values)), np.cumsum(~follows)
+    first = np.maximum(place - SMOOTHED // 2, np.searchsorted(stretch, stretch, "left"))
+    until = np.minimum(place + SMOOTHED // 2 + 1, np.searchsorted(stretch, stretch, "right"))
+    sums = np.concatenate([[0.0], np.cumsum(values - values[0])])
+    means: npt.NDArray[np.float64] = values[0] + (sums[until] - sums[first]) / (until - first)
+    return means
 
 
 def _is_well_known(log: StepLog, follows: npt.NDArray[np.bool_]) -> bool:

@@ -69,7 +69,7 @@ class Engine:
     def __init__(self, trace: RequestTrace, engine_config: EngineConfig, admitted: Sequence[int] = ()) -> None:
         self.trace, self.engine_config = trace, engine_config
         index = np.flatnonzero(~requests_that_never_run(trace, engine_config))
-        index[np.isin(index, admitted)] = admitted
+        index[np.isin(index, admitted)] = list(dict.fromkeys(admitted))
         self.index = index
         self.arrival_s = trace.arrival_s
         self.limits = limits_of(trace, engine_config, engine_config.enable_prefix_caching)

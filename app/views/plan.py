@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from app import answer, panels, state
+from app import answer, compute, panels, state
 from app.compute import PlanInputs
 from app.jobs import Status
 from app.widgets.flags import ask_default_flags, ask_more, ask_scheduler, ask_today
@@ -50,6 +50,7 @@ inputs = PlanInputs(
     trace_name=session.trace.file_name,
     step_time=step_time_of(model),
     model_source="by hand" if isinstance(model, StepTime) else model.source,
+    model_knows=compute.what_is_known(model),
     slo=slo,
     objective=objective,
     today=today,

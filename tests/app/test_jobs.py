@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from app import compute
 from app.compute import PlanInputs, Setting
 from app.jobs import Job, LoadJob, LoadQuestion, PlanJob, Status, window_width_s
 from app.kept import Kept
@@ -35,6 +36,7 @@ def inputs_of(trace: RequestTrace, fit: StepTimeFit, today: EngineConfig, itl_s:
         trace_name="trace.parquet",
         step_time=fit.step_time,
         model_source=fit.source,
+        model_knows=compute.what_is_known(fit),
         slo=Slo(itl_s=itl_s),
         objective=Objective.LOWEST_TTFT,
         today=today,

@@ -31,11 +31,10 @@ TARGETS = {
     ("ttft", "p99"): 0.10,
 }
 MISSED = {
-    "calib_sync": {("itl", "mean"): 0.09, ("itl", "p90"): 0.14, ("tpot", "mean"): 0.09},
     "async_b2048": {("ttft", "p99"): 0.15},
-    "sync_b2048_kv300": {("itl", "p90"): 0.23},
-    "sync_b2048_s8": {("ttft", "p90"): 0.101, ("ttft", "p99"): 0.17},
-    "sync_b2048_t256": {("tpot", "mean"): 0.06},
+    "sync_b2048_kv300": {("itl", "p90"): 0.20},
+    "sync_b2048_t256": {("itl", "mean"): 0.07, ("tpot", "mean"): 0.08, ("ttft", "p90"): 0.16},
+    "sync_b256": {("itl", "mean"): 0.052, ("tpot", "mean"): 0.042},
     "sync_cache_kv400": {("ttft", "p99"): 0.20},
 }
 """Where a target is missed, and by how much.
@@ -43,13 +42,10 @@ MISSED = {
 The machine goes through slow spells, of which no model of the work can know when they come: residuals of neighbouring
 steps correlate by 0.74 to 0.86, ten steps apart by 0.45 to 0.73. Its pace by the second (`planner.noise.Pace`, from the
 log itself) brings those of some seconds back; shorter ones are drawn anew, and near saturation a queue multiplies
-them: single replays of one run have a standard deviation of 10 to 20 % in TTFT p99. What was measured is one such run.
-It lies within those that are predicted in every figure but one: in sync_b2048_kv300 the 90th percentile of the gaps
-lies between decode-only steps (up to 25 ms) and those with prefill (from 40 ms on), where few gaps are.
-In calib_sync the clients' mean gap is 3 % above that of the log's own steps as well.
+them: single replays of one run have a standard deviation of 10 to 20 % in TTFT p99. What was measured is one such run,
+and it lies within those that are predicted wherever a target is missed. In sync_b2048_kv300 the 90th percentile of the
+gaps lies between decode-only steps (up to 25 ms) and those with prefill (from 40 ms on), where few gaps are.
 """
-OUTSIDE = {"sync_b2048_kv300": {("itl", "p90")}}
-"""What was measured and no replay reaches."""
 
 
 def test_a_client_and_a_replay_are_measured_alike():
@@ -178,7 +174,7 @@ def test_a_run_is_predicted_from_its_own_log(folder):
         assert abs(one.relative_error(share)) <= most, (name, share)
         least_s, most_s = one.reach_s(share)
         is_reached = least_s <= getattr(one.measured, f"{share}_s") <= most_s
-        assert is_reached or (name, share) in OUTSIDE.get(folder.name, set()) or most == TARGETS[name, share]
+        assert is_reached or most == TARGETS[name, share], (name, share)
 
 
 @pytest.mark.measured

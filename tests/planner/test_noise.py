@@ -11,7 +11,7 @@ from planner.align import align
 from planner.calibrate import fit_step_time
 from planner.errors import BadPlan
 from planner.measured import served
-from planner.noise import MOST_PACE_S, MOST_REST_STEPS, NOISE_STEPS, Pace, StepNoise, pace_of
+from planner.noise import MOST_PACE_S, MOST_REST_STEPS, NOISE_STEPS, Pace, StepNoise, drift_notices, pace_of
 from planner.replay import replay
 from planner.step_time import StepTime, StepTimeFit, read_model, write_model
 from traces.requests import RequestTrace
@@ -143,3 +143,18 @@ def test_a_draw_is_of_its_seed_and_of_mean_one():
 def test_the_pace_of_a_very_long_log_is_not_kept():
     three = np.ones(3)
     assert pace_of(np.array([0.0, 1.0, MOST_PACE_S]), three, three, np.array([True, False, True]), "") is None
+
+
+def test_the_scatter_of_few_steps_is_no_drift():
+    rng = np.random.default_rng(0)
+    start_s = np.sort(np.repeat(np.arange(400) * 6.0, 12) + rng.uniform(0, 1, 4800))
+    time_s, predicted_s, has_prefill = np.exp(0.3 * rng.standard_normal(4800)), np.ones(4800), rng.random(4800) < 0.2
+    steps = start_s, time_s, predicted_s
+    pace = pace_of(*steps, has_prefill, "")
+    assert pace is not None
+    assert np.ptp(np.percentile(pace.by_second, [5, 95])) > 0.1
+    assert drift_notices(pace, *steps) == []
+    slow = start_s, time_s * np.where(start_s % 600 < 300, 1.0, 1.5), predicted_s
+    drifting = pace_of(*slow, has_prefill, "")
+    assert drifting is not None
+    assert len(drift_notices(drifting, *slow)) == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.periods import with_periods
+from planner.periods import starts_s, with_periods
 from traces.steps import StepLog
 
 
@@ -67,3 +67,32 @@ def test_too_few_steps_say_nothing(num_steps):
 def test_no_stamps_no_periods():
     log = replace(log_with_stamps(0.001), stamp_s=None)
     assert with_periods(log)[0] is log
+
+
+@pytest.mark.parametrize(("resolution_s", "error_s"), [(0.001, 0.002), (1.0, 0.35)])
+def test_idling_does_not_shift_the_clock(resolution_s, error_s):
+    """Two bursts, minutes apart, each begun by the request that wakes the engine."""
+    num, step_s = 200, 0.05
+    begins_s = np.concatenate([np.arange(num) * step_s, 120.0 + np.arange(num) * step_s])
+    log = StepLog(
+        step_s=np.full(2 * num, step_s),
+        num_prefill_reqs=np.zeros(2 * num, np.int64),
+        prefill_tokens=np.zeros(2 * num, np.int64),
+        num_decode_reqs=np.ones(2 * num, np.int64),
+        source_row=np.arange(2 * num),
+        stamp_s=1e9 + np.floor((begins_s + step_s) / resolution_s) * resolution_s,
+    )
+    follows = np.arange(2 * num) % num > 0
+
+    found_s = starts_s(log, follows, np.array([0, num]), np.array([0.0, 120.0]))
+
+    assert found_s is not None
+    assert np.abs(found_s - begins_s).max() < error_s
+
+
+def test_a_log_without_stamps_or_sure_requests_has_no_clock():
+    log = log_with_stamps(1.0)
+    none = np.zeros(0, np.int64)
+    assert starts_s(log, log.num_decode_reqs > 0, none, none.astype(float)) is None
+    unstamped = replace(log, stamp_s=None)
+    assert starts_s(unstamped, log.num_decode_reqs > 0, np.array([0]), np.array([0.0])) is None

@@ -1,8 +1,11 @@
 """The page table: start with `streamlit run app/main.py`."""
 
+import sys
+from contextlib import nullcontext
+
 import streamlit as st
 
-from app import compute, panels, state, tab
+from app.pages import PAGES
 
 STYLE = """<style>
 /* Streamlit leaves a hand's breadth above the page; the verdict is to be on the first screen. */
@@ -23,15 +26,18 @@ st.set_page_config(page_title="vLLM Capacity Planner", page_icon="📈", layout=
 st.html(STYLE)
 page = st.navigation(
     [
-        st.Page(panels.PAGES["trace"], title="Trace", icon=":material/upload_file:", default=True),
-        st.Page(panels.PAGES["calibration"], title="Calibration", icon=":material/straighten:"),
-        st.Page(panels.PAGES["plan"], title="Plan", icon=":material/insights:"),
-        st.Page(panels.PAGES["inspect"], title="Inspect", icon=":material/troubleshoot:"),
-        st.Page(panels.PAGES["export"], title="Export", icon=":material/download:"),
-        st.Page(panels.PAGES["method"], title="Method", icon=":material/school:"),
+        st.Page(PAGES["trace"], title="Trace", icon=":material/upload_file:", default=True),
+        st.Page(PAGES["calibration"], title="Calibration", icon=":material/straighten:"),
+        st.Page(PAGES["plan"], title="Plan", icon=":material/insights:"),
+        st.Page(PAGES["inspect"], title="Inspect", icon=":material/troubleshoot:"),
+        st.Page(PAGES["export"], title="Export", icon=":material/download:"),
+        st.Page(PAGES["method"], title="Method", icon=":material/school:"),
     ],
     position="top",
 )
+with nullcontext() if "app.panels" in sys.modules else st.spinner("Loading the planner …"):
+    # Not at the top: the first visitor of a server sees where he is before these have been loaded.
+    from app import compute, panels, state, tab
 compute.compiler()
 if state.follow(tab.ask_secret(state.is_followed())):
     st.rerun()

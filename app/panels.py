@@ -14,6 +14,7 @@ from app.figures import distributions
 from app.figures.data import drawn_values
 from app.figures.labels import d_and_p, three_digits
 from app.jobs import Job, Status
+from app.pages import PAGES
 from app.report import calibration_report
 from app.state import Reading, Session
 from app.widgets.files import ask_answers, ask_columns, ask_file
@@ -31,16 +32,6 @@ from traces.requests import WHOLE, RequestTrace
 from traces.selection import selection_sentence
 from traces.tables import Source
 from traces.write import to_parquet
-
-PAGES = {
-    "trace": "views/trace.py",
-    "calibration": "views/calibration.py",
-    "plan": "views/plan.py",
-    "inspect": "views/inspect.py",
-    "export": "views/export.py",
-    "method": "views/method.py",
-}
-"""Scripts of the pages, from the folder of `main.py`."""
 
 PICKED = "Picked"
 """What the Inspect page calls a setting that was picked among all that a plan tried."""

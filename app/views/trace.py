@@ -4,6 +4,7 @@ import streamlit as st
 
 from app import compute, frames, panels, state
 from app.figures import requests
+from app.pages import PAGES
 from app.shelf import shelf
 from app.widgets.files import ask_shelf
 from app.widgets.traffic import ask_part, ask_workload
@@ -38,7 +39,7 @@ if reading.value is None:
             panels.show_next("calibration", "See why")
     with plans:
         if panels.take_plan():
-            st.switch_page(panels.PAGES["export"])
+            st.switch_page(PAGES["export"])
 else:
     panels.take_trace()
 if (lying := shelf()) is not None:

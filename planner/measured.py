@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from planner.engine_config import EngineConfig
 from planner.metrics import Distribution, Spread, distribution, e2e_s, itl, pooled, spread, tpot_s, ttft_s
+from planner.noise import Pace, StepNoise
 from planner.replay import Replay, replay
 from planner.step_time import Model, StepTime, step_time_of
 from traces.measured import MeasuredRequests
@@ -71,8 +72,9 @@ def served(trace: RequestTrace, engine_config: EngineConfig, model: Model) -> tu
     step_time = step_time_of(model)
     if isinstance(model, StepTime) or model.noise is None:
         return (replay(trace, engine_config, step_time, keeps_steps=False),)
-    is_own = model.pace is not None and model.pace.trace_digest == trace.digest
-    noise = model.pace if is_own and model.pace is not None else model.noise
+    noise: StepNoise | Pace = model.noise
+    if model.pace is not None and model.pace.trace_digest == trace.digest:
+        noise = model.pace
     num_runs = min(max(MOST_REPLAYED // max(len(trace), 1), LEAST_RUNS), MOST_RUNS)
     return tuple(
         replay(trace, engine_config, step_time, noise=noise.draw(seed), keeps_steps=False) for seed in range(num_runs)

@@ -5,17 +5,23 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
 from app import compute
 from app.compute import PlanInputs, Setting
+from app.kept import Kept
 from planner.candidates import Candidate
 from planner.capacity import HOUR_S, Capacity, LoadPoint, find_capacity
 from planner.engine_config import EngineConfig
 from planner.errors import Cancelled
 from planner.executors import executor_at
+from planner.inside.phases import Life, life_of, life_pieces
+from planner.inside.step_table import StepRow, step_table
+from planner.inside.window import WindowView, look_at
 from planner.plan_file import SavedPlan, save_plan
+from planner.replay import Replay, replay
 from planner.routing import Routing
 from planner.scenario import Scenario, evaluate_scenario
 from planner.search import Recommendation, recommend
@@ -26,6 +32,12 @@ from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import InputError
 from traces.requests import RequestTrace
 
+NUM_SLICES = 600
+"""Of a timeline: about as many as it has pixels on a small screen."""
+NUM_GAPS = 10
+"""Worst gaps that are explained."""
+NUM_STEPS = 15
+"""Steps listed around a moment."""
 USUAL_REPLAYS = 30
 """Of a load question, about."""
 WIDTHS_S = (1.0, 10.0, 60.0, 300.0, 900.0)
@@ -269,6 +281,102 @@ class WhatIfJob(Job):
         """Note how far it is; called from the replays."""
         self.num_done += 1
         self.newest = f"last: {flags_in_words(candidate)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The user wants to look into a setting."""
+
+    setting: Setting
+    """Which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The user wants to know what the engine did in a stretch, and which gaps were worst in it."""
+
+    setting: Setting
+    """What is looked into."""
+    window_s: tuple[float, float]
+    """From when until when, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The user wants to know who ran around a moment."""
+
+    setting: Setting
+    """What is looked into."""
+    moment_s: float
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The user wants to know why a request was late."""
+
+    setting: Setting
+    """What is looked into."""
+    request: int
+    """Row of the trace."""
+
+
+Look = Opened | Window | Moment | Late
+"""What the user wants to see inside a setting."""
+
+
+class InsideJob(Job):
+    """One look inside one setting; what comes of it is kept for all sessions, and not here: it may be a gigabyte."""
+
+    def __init__(self, question: Look, trace: RequestTrace) -> None:
+        self.question, self.trace = question, trace
+        super().__init__()
+
+    @property
+    def result(self) -> Any:
+        """A `Replay`, a `WindowView`, steps, or a `Life`; None while there is none, or no longer one."""
+        return None if self.is_going else self._kept.get(self.question)
+
+    @property
+    def _kept(self) -> Kept[Any]:
+        kind = type(self.question)
+        return compute.replays() if kind is Opened else compute.worked_out(kind.__name__)
+
+    def run(self) -> None:
+        """Answer once per question, whoever asks."""
+        self._kept.made_once(self.question, self.replay if isinstance(self.question, Opened) else self.look, self.check)
+
+    def replay(self) -> Replay:
+        """Replay with a row for every step, without events: to replay again for those of a window is cheap."""
+        self.num_planned += 1
+        setting = self.question.setting
+        run = replay(self.trace, setting.engine_config, setting.step_time, cancel=self.cancelled)
+        for values in (run.steps, run.gaps):
+            values.flags.writeable = False
+        self.on_replay()
+        return run
+
+    def look(self) -> WindowView | tuple[StepRow, ...] | Life:
+        """Look into the replay, which is made once more where it was forgotten."""
+        asked, trace = self.question, self.trace
+        run = compute.replays().made_once(Opened(asked.setting), self.replay, self.check)
+        if isinstance(asked, Late):
+            self.num_planned += len(life_pieces(run, asked.request))
+            return life_of(trace, run, asked.request, self.cancelled, self.on_replay)
+        self.num_planned += 1
+        found: WindowView | tuple[StepRow, ...]
+        if isinstance(asked, Window):
+            sizes = {"num_buckets": NUM_SLICES, "num_gaps": NUM_GAPS, "num_steps": NUM_STEPS}
+            found = look_at(trace, run, asked.window_s, **sizes, cancel=self.cancelled)
+        else:
+            assert isinstance(asked, Moment)
+            found = step_table(trace, run, asked.moment_s, NUM_STEPS, self.cancelled)
+        self.on_replay()
+        return found
+
+    def on_replay(self) -> None:
+        """Note how far it is."""
+        self.num_done += 1
 
 
 def window_width_s(span_s: float) -> float:

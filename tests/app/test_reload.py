@@ -48,6 +48,18 @@ def test_what_says_no_secret_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not is_secret("0" * 31 + "\n")
 
 
+def test_what_is_large_makes_way_for_what_is_newer() -> None:
+    kept = Kept[bytes](size_of=len, most_bytes=10)
+    kept.put("a", b"1234")
+    kept.put("b", b"1234")
+    kept.put("c", b"1")
+    assert kept.get("a") == b"1234"
+    kept.put("d", b"12")
+    assert [kept.get(key) for key in "abcd"] == [None, b"1234", b"1", b"12"]
+    kept.put("e", b"larger than allowed")
+    assert [kept.get(key) for key in "bcde"] == [None, None, None, b"larger than allowed"]
+
+
 def test_only_some_are_kept_and_not_for_ever() -> None:
     now = [0.0]
     kept = Kept[int](lambda: now[0])

@@ -10,6 +10,7 @@ from shared import files
 from streamlit.testing.v1 import AppTest
 
 from app import compute
+from app.jobs import NUM_GAPS, NUM_STEPS
 from planner.plan_file import read_plan, save_plan, write_plan
 from planner.search import Recommendation
 from planner.step_time import StepTimeFit, write_model
@@ -285,11 +286,11 @@ def test_the_inspect_page_explains_gaps_steps_and_a_late_request(example: AppTes
     shown(example, "inspect")
     assert example.segmented_control[0].value == "Recommended"
     gaps, sums = example.table[0].value, example.table[1].value
-    assert len(gaps) == compute.NUM_GAPS
+    assert len(gaps) == NUM_GAPS
     assert gaps["cause, simulated"].str.contains("prefill tokens of request").all()
     steps = example.dataframe[0].value
-    assert len(steps) == compute.NUM_STEPS
-    assert steps[""].tolist().index("▶") == compute.NUM_STEPS // 2
+    assert len(steps) == NUM_STEPS
+    assert steps[""].tolist().index("▶") == NUM_STEPS // 2
     assert "in all, first token after" in words(example)
     assert sums.index[-1] == "E2E, arrival to last token"
     assert "ui.perfetto.dev" in words(example)
@@ -328,7 +329,7 @@ def test_flags_by_hand_are_checked_and_replayed(example: AppTest) -> None:
     budget.set_value(100).run()
     assert "vLLM would not start: max_num_batched_tokens (100) is smaller than max_num_seqs (256)" in words(example)
     next(widget for widget in example.number_input if widget.label == "max_num_batched_tokens").set_value(512).run()
-    assert len(example.table[0].value) == compute.NUM_GAPS
+    assert len(example.table[0].value) == NUM_GAPS
     assert not example.exception
 
 

@@ -86,12 +86,15 @@ class Job:
         return (time.monotonic() - self.running_s) / self.num_done * num_left
 
     def cancel(self) -> None:
-        """Stop soon: the compiled replay looks at this flag all the time."""
+        """Stop soon: the compiled replay looks at this flag all the time, but not while memory is copied for it."""
         self.cancelled[0] = 1
+        if self.is_going:
+            self.status = Status.CANCELLED
 
     def wait(self, at_most_s: float) -> None:
-        """Return when it is through, or after this time."""
-        self._thread.join(at_most_s)
+        """Return when it is through or was cancelled, or after this time."""
+        if self.is_going:
+            self._thread.join(at_most_s)
 
     def run(self) -> None:
         """Do the work."""

@@ -352,6 +352,7 @@ class InsideJob(Job):
     def replay(self) -> Replay:
         """Replay with a row for every step, without events: to replay again for those of a window is cheap."""
         self.num_planned += 1
+        self.newest = f"{len(self.trace):,} requests, and a row for every step"
         setting = self.question.setting
         run = replay(self.trace, setting.engine_config, setting.step_time, cancel=self.cancelled)
         for values in (run.steps, run.gaps):
@@ -363,6 +364,7 @@ class InsideJob(Job):
         """Look into the replay, which is made once more where it was forgotten."""
         asked, trace = self.question, self.trace
         run = compute.replays().made_once(Opened(asked.setting), self.replay, self.check)
+        self.newest = "who ran in the steps asked for"
         if isinstance(asked, Late):
             self.num_planned += len(life_pieces(run, asked.request))
             return life_of(trace, run, asked.request, self.cancelled, self.on_replay)

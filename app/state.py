@@ -295,8 +295,8 @@ class Session:
 
     def upload_trace(self, data: Source, file_name: str) -> None:
         """Take a new trace; a file that says when tokens came is a measurement as well."""
-        measured = compute.understand_measured(data, file_name, NO_ANSWERS)
-        self.trace.upload(data, file_name, compute.understand_trace)
+        trace, measured = compute.understand_upload(data, file_name)
+        self.trace.upload(data, file_name, lambda *_: trace)
         self.selection, self.measured = WHOLE, Reading(num_uploads=self.measured.num_uploads + 1)
         if isinstance(measured, MeasuredRequests):
             self.measured.give(measured, file_name)

@@ -39,7 +39,7 @@ with nullcontext() if "app.panels" in sys.modules else st.spinner("Loading the p
     # Not at the top: the first visitor of a server sees where he is before these have been loaded.
     from app import compute, panels, state, tab
 compute.compiler()
-if state.follow(tab.ask_secret(state.is_followed())):
+if state.follow(tab.ask(state.is_followed())):
     st.rerun()
 panels.show_strip()
 page.run()

@@ -35,6 +35,12 @@ def test_the_bytes_of_an_understood_file_are_not_kept() -> None:
 def test_an_answer_is_asked_for_and_can_be_changed() -> None:
     reading = uploaded(NO_UNIT)
     assert isinstance(reading.fault, NeedsAnswer)
+    assert [choice.label for choice in reading.questions[0].choices] == [
+        "the trace spans 12,500 s (3.47 h), 0.00024 requests per second",
+        "the trace spans 12.5 s, 0.24 requests per second",
+        "the trace spans 12.5 ms, 240 requests per second",
+        "the trace spans 12.5 µs, 240,000 requests per second",
+    ]
     assert reading.value is None
     reading.answer(ReadAnswers(arrival_unit="ms"), compute.understand_trace)
     assert reading.fault is None

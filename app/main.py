@@ -18,6 +18,11 @@ STYLE = """<style>
 .st-key-strip .stColumn {min-width: 16rem}
 /* Streamlit wraps cells at 400 pixels, however much room there is. */
 .stTable td [data-testid="stMarkdownContainer"] {max-width: none}
+/* It indents every column head but the first, and every cell but the first two. */
+.stTable tbody th + td {padding-left: 16px !important}
+/* Who presses Plan half down the page sees how far it is. */
+div:has(> .st-key-progress) {position: sticky; top: 3.75rem; z-index: 9}
+.st-key-progress {background: Canvas; padding: 0.5rem 0}
 /* It draws nothing. */
 .st-key-tab {position: absolute}
 </style>"""

@@ -23,6 +23,8 @@ STYLE = """<style>
 /* Who presses Plan half down the page sees how far it is. */
 div:has(> .st-key-progress) {position: sticky; top: 3.75rem; z-index: 9}
 .st-key-progress {background: Canvas; padding: 0.5rem 0}
+/* It does not show which page's name the keyboard is on. */
+.stAppHeader a:focus-visible {outline: 2px solid #2A85C7 !important; outline-offset: -2px}
 /* It draws nothing. */
 .st-key-tab {position: absolute}
 </style>"""

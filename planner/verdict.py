@@ -320,7 +320,8 @@ def capacity_sentence(headroom: Headroom, replicas: Replicas, growth: float) -> 
 def curve_sentence(curve: Curve) -> str:
     """Where waiting begins to grow faster than load, and from where on nothing can be promised."""
     if curve.knee is None:
-        return "The queue grows for ever at every load that was tried: unstable."
+        least = min(point.load for point in curve.points)
+        return f"The queue grows for ever from {least:.3g} times this load on, the least that is drawn: unstable."
     wait_s = curve.knee.candidate.summary.ttft_at_percentile_s
     said = f"The knee lies near {curve.knee.load:.3g} times this load: beyond it TTFT ({seconds(wait_s)} there) grows "
     unstable = [point.load for point in curve.points if point.candidate.summary.is_unstable]

@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.figures import theme
-from app.figures.labels import BUDGET, SEATS, answer_label, percent, percentile, threshold
+from app.figures.labels import BUDGET, SEATS, answer_label, percent, percentile, three_digits, threshold
 from app.figures.tradeoff import axes_of
 from planner.candidates import Candidate
 from planner.search import Recommendation
@@ -48,7 +48,7 @@ def gap_by_budget_and_seats(plan: Recommendation, tokens: int) -> go.Figure:
         hovertemplate="%{customdata[1]}<extra></extra>",
         hoverongaps=False,
         colorscale="Cividis_r",
-        colorbar={"title": gap.unit, "tickvals": np.log10(ticks), "ticktext": [f"{tick:.3g}" for tick in ticks]},
+        colorbar={"title": gap.unit, "tickvals": np.log10(ticks), "ticktext": [three_digits(tick) for tick in ticks]},
         xgap=2,
         ygap=2,
     )
@@ -75,7 +75,7 @@ def _words(cell: Candidate | None) -> str:
     gap_ms = _gap_ms(cell)
     if cell is None or gap_ms != gap_ms:
         return ""
-    return f"{MARK}<br>{gap_ms:.3g}" if cell.meets else f"{gap_ms:.3g}"
+    return f"{MARK}<br>{three_digits(gap_ms)}" if cell.meets else three_digits(gap_ms)
 
 
 def _hover(plan: Recommendation, cell: Candidate | None) -> str:

@@ -14,12 +14,14 @@ MAX_POINTS = 2000
 """Most points of one line or cloud: more is invisible, and costs the browser."""
 
 TICK_DIGITS = (
-    (1e3, (1.0,)),
-    (10.0, (1.0, 2.0, 5.0)),
-    (3.0, (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)),
-    (0.0, (1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.2, 2.5, 2.8, 3.2, 3.6, 4.0, 4.5, 5.0, 5.6, 6.3, 7.0, 8.0, 9.0)),
+    (1.0,),
+    (1.0, 2.0, 5.0),
+    (1.0, 1.5, 2.0, 3.0, 4.0, 6.0),
+    (1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.2, 2.5, 2.8, 3.2, 3.6, 4.0, 4.5, 5.0, 5.6, 6.3, 7.0, 8.0, 9.0),
 )
-"""(largest ÷ smallest value from which on, first digits that a logarithmic axis is labelled at)."""
+"""First digits that a logarithmic axis is labelled at, from few to many."""
+LEAST_TICKS = 3
+"""Fewer labels among the values do not say how an axis runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def log_axes(canvas: go.Figure, *, x: bool = False, y: bool = False) -> None:
             values = np.concatenate([*drawn, _limits(canvas, axis)])
             ticks = _ticks(values[values > 0])
             canvas.update_layout(
-                {f"{axis}axis": {"type": "log", "tickvals": ticks, "ticktext": [f"{t:,g}" for t in ticks]}}
+                {f"{axis}axis": {"type": "log", "tickvals": ticks, "ticktext": [f"{t:,.10g}" for t in ticks]}}
             )
 
 
@@ -139,10 +141,14 @@ def _ticks(values: npt.NDArray[np.float64]) -> list[float]:
     """Round numbers around the values."""
     if not len(values):
         return []
-    first, last = int(np.floor(np.log10(values.min()))), int(np.ceil(np.log10(values.max())))
-    spread = values.max() / values.min()
-    digits = next(digits for least, digits in TICK_DIGITS if spread >= least)
-    return [float(f"{digit}e{decade}") for decade in range(first, last + 1) for digit in digits]
+    least, most = float(values.min()), float(values.max())
+    decades = range(int(np.floor(np.log10(least))), int(np.ceil(np.log10(most))) + 1)
+    for digits in TICK_DIGITS:
+        ticks = [float(f"{digit}e{decade}") for decade in decades for digit in digits]
+        if sum(least <= tick <= most for tick in ticks) >= LEAST_TICKS:
+            return ticks
+    # So narrow that no round numbers lie in it.
+    return sorted({float(f"{value:.3g}") for value in np.linspace(least, most, LEAST_TICKS)})
 
 
 def thin(num: int) -> npt.NDArray[np.int64]:

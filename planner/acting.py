@@ -108,10 +108,13 @@ def _misses_what_was_evicted(engine: Engine) -> bool:
         request = engine.requests[entry["request"]]
         missed = int(request["num_computed"] - entry["tokens"]) // limits.block_size + limits.drops_last_hit
         if missed < min((request["num_known"] - 1) // limits.block_size, request["num_shared_blocks"]):
-            is_missed |= int(kernel.key_of(request, missed, engine.prefixes, limits)[0]) in engine.was_cached
+            is_missed |= engine.was_cached.get(int(kernel.branch_of(request, missed, engine.paths)), 0) > missed
     for request in engine.requests[entries["request"][entries["tokens"] > 1]]:
-        rows = engine.table[request["slot"], : request["num_listed"]]
-        engine.was_cached.update(engine.blocks["key"][rows].tolist())
+        held = engine.table[request["slot"], : request["num_spans"]]
+        for branch, until in zip(
+            engine.spans["branch"][held >> 32].tolist(), (held & 0xFFFFFFFF).tolist(), strict=True
+        ):
+            engine.was_cached[branch] = max(until, engine.was_cached.get(branch, 0))
     return is_missed
 
 
@@ -127,7 +130,7 @@ def _head(engine: Engine, now_s: float) -> int | None:
 def _wanted(engine: Engine, row: int) -> tuple[int, int]:
     """Tokens that a waiting request would be given if the budget allows, and blocks it finds in the prefix cache."""
     limits, state, request = engine.limits, engine.state[0], engine.requests[row]
-    num_hits = kernel.look_up(request, state, engine.blocks, engine.prefixes, engine.table, limits)
+    num_hits = kernel.look_up(request, state, engine.spans, engine.paths, engine.table, limits)
     num_tokens = int(request["num_known"] - request["num_computed"]) - num_hits * limits.block_size
     return (min(num_tokens, int(state["threshold"])) if state["threshold"] > 0 else num_tokens), num_hits
 

@@ -79,15 +79,14 @@ def resampled(trace: RequestTrace, seed: int) -> RequestTrace:
     index = np.concatenate([np.arange(cuts[block], cuts[block + 1]) for block in drawn])
     arrival_s = np.cumsum(np.diff(trace.arrival_s, prepend=trace.arrival_s[0])[index])
     copy = np.repeat(np.arange(num_blocks) - np.searchsorted(drawn, drawn), np.diff(cuts)[drawn])
-    num_ids = 0 if trace.prefix_hashes is None else len(trace.prefix_hashes.shared.number)
     part = trace.at(index)
     hashes = part.prefix_hashes
     if hashes is not None:
-        # Beginnings that are equal get equal numbers, so these stand for the ids; those of different copies are apart.
-        later = num_ids * np.repeat(copy, np.diff(hashes.offsets))
-        number = np.where(hashes.shared.number < 0, -1, hashes.shared.number + later)
-        ids = np.where(number < 0, -1 - np.arange(len(number)), number)
-        hashes = replace(hashes, ids=ids, known=SharedPrefixes(number, hashes.shared.num_ids))
+        shared = hashes.shared
+        ids = np.unique(hashes.ids, return_inverse=True)[1]
+        ids += np.repeat(copy * (1 + ids.max(initial=0)), np.diff(hashes.offsets))
+        branch = shared.branch + np.repeat(copy * (1 + shared.branch.max(initial=0)), np.diff(shared.offsets))
+        hashes = replace(hashes, ids=ids, known=SharedPrefixes(branch, shared.until, shared.offsets))
     return replace(part, arrival_s=arrival_s - arrival_s[0], prefix_hashes=hashes)
 
 

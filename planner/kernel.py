@@ -10,10 +10,11 @@ So a step costs what it admits, prefills and finishes, whatever is running; with
 same, and so is every byte that comes out.
 
 KV blocks are a count as long as their identity cannot matter. With prefix caching they have an identity
-(`Limits.tracks_blocks`) as soon as they are in the cache and somebody might find them: `prefixes` says which requests
-begin alike, so that a block's key follows from its request and its place. `blocks` holds the cache, and the queue of
-the free blocks, in which those that nobody can find are counts; `table` says which blocks each running request holds.
-Where it is off these arrays are empty.
+(`Limits.tracks_blocks`) as soon as they are in the cache and somebody might find them. `paths` says how each request
+goes through the tree of all beginnings, so that two blocks are alike where branch and place are. `spans` holds the
+cache, blocks in a row that were found, held and freed together being one row, and the queue of the free blocks, in
+which those that nobody can find are counts; `table` says which spans each running request holds. Where it is off these
+arrays are empty.
 
 Order: dtypes, `replay` (the engine loop), `schedule` and its two passes, the step-time equation, `process_output`,
 sleep, the waiting queue, block verbs, event rows.
@@ -45,7 +46,7 @@ REQUEST = np.dtype(
         ("priority", np.int64),  # lower runs first
         ("classes", np.int64),  # a bit for each class of targets that it belongs to
         ("identity", np.int64),  # which request of the trace: tells its own blocks, and its draws of acceptance
-        ("first_prefix", np.int64),  # row of `prefixes` for its first id
+        ("first_path", np.int64),  # its first row of `paths`
         ("num_shared_blocks", np.int64),  # leading blocks that another request might have as well
         ("num_known", np.int64),  # prompt plus outputs already processed
         ("num_computed", np.int64),  # advanced when a step is scheduled, not when it ends
@@ -55,7 +56,8 @@ REQUEST = np.dtype(
         ("num_outputs", np.int64),
         ("num_blocks", np.int64),
         ("num_registered", np.int64),  # leading blocks that are in the prefix cache
-        ("num_listed", np.int64),  # leading blocks that somebody might find there, with a row of `blocks`
+        ("num_listed", np.int64),  # leading blocks that somebody might find there, in spans
+        ("num_spans", np.int64),  # that it holds
         ("slot", np.int64),  # row of `table` while it holds blocks
         ("seat", np.int64),  # grows from admission to admission: the order of the running requests
         ("asleep_since", np.int64),  # the first step of its sleep; 0 = awake
@@ -134,9 +136,8 @@ ENGINE = np.dtype(
         ("must_announce_finished", np.bool_),
         ("num_free_blocks", np.int64),
         ("free_slot", np.int64),  # head of the list of free rows of `table`
-        ("free_row", np.int64),  # head of the list of unused rows of `blocks`
-        ("first_queued", np.int64),  # place of the front of the queue of free blocks
-        ("num_free_queued", np.int64),  # places that the queue takes
+        ("unused_span", np.int64),  # head of the list of rows of `spans` that are not used any more
+        ("num_span_rows", np.int64),  # rows of `spans` that ever were, row 0 included
         ("num_free_hits", np.int64),  # of the last lookup: hit blocks that nobody holds
         ("index", np.int64),  # of pass 1 in `running`
         ("token_budget", np.int64),  # of the step being scheduled, like the next three
@@ -162,18 +163,23 @@ ENGINE = np.dtype(
         ("num_events", np.int64),
     ]
 )
-BLOCK = np.dtype(
+PATH = np.dtype([("branch", np.int64), ("until", np.int64)])
+"""A request's blocks before `until`, and behind those of the row before; its last row, without end, is its own."""
+SPAN = np.dtype(
     [
-        # A cached block that a request might find; row 0 is none.
-        ("key", np.int64),  # equal exactly where content and prefix are equal
-        ("num_references", np.int32),
-        ("place", np.int32),  # in the free queue, while nobody holds it
-        ("next_same", np.int32),  # of the same bucket in the order of registration; of unused rows, the next one
-        ("last_same", np.int32),
-        # The bucket and the place of the free queue with the number of this row, nothing to do with the block.
-        ("bucket_first", np.int32),
-        ("bucket_last", np.int32),
-        ("queued", np.int32),  # a row, or minus so many blocks that nobody can find; 0 = nothing any more
+        # Blocks in a row, with the same holders; row 0 stands for the ends of the free queue.
+        ("branch", np.int32),  # -1: nobody can find them
+        ("first", np.int32),  # their places in the requests that have them
+        ("until", np.int32),
+        ("num_holders", np.int32),
+        ("rest", np.int32),  # the span that was cut off here last, for those who hold both
+        ("next_alike", np.int32),  # of the same branch in the order of registration; of unused rows, the next one
+        ("last_alike", np.int32),
+        ("next_free", np.int32),  # in the free queue, while nobody holds it
+        ("last_free", np.int32),
+        # Ends of the list of the spans on the branch with the number of this row, nothing to do with the span.
+        ("branch_first", np.int32),
+        ("branch_last", np.int32),
     ]
 )
 
@@ -194,8 +200,6 @@ CAP = np.dtype(
 GAPS, FIRST_TOKENS, LAST_TOKENS, WORST_GAPS = range(4)
 """Kinds of `CAP`: every gap; arrival to first token; arrival to last token; the longest gap of a finished request."""
 
-OWN_KEYS = -(1 << 62)
-"""Keys from here on, and below 0, are of blocks that one request alone can have."""
 NEVER = 1 << 62
 """A number that no block has."""
 
@@ -241,8 +245,6 @@ class Limits(NamedTuple):
     """Whether prefix caching is on."""
     tracks_blocks: bool
     """Whether blocks have an identity; needed with prefix caching once something could hit."""
-    id_block_tokens: int
-    """Tokens that one id of `prefixes` stands for, whatever the KV block size is."""
     num_spec_tokens: int
     """Draft tokens per step, 0 = no speculative decoding."""
     num_lookahead_tokens: int
@@ -262,8 +264,8 @@ class Limits(NamedTuple):
 def replay(
     requests: Rows,
     state: Rows,
-    blocks: Rows,
-    prefixes: Rows,
+    spans: Rows,
+    paths: Rows,
     table: Rows,
     accept: Rows,
     limits: Limits,
@@ -283,12 +285,13 @@ def replay(
         Ordered by arrival; made by `planner.replay`.
     state : (1,) ENGINE
         Zeros; the engine's state, and at the end the clock, the free blocks, and the totals.
-    blocks : (b,) BLOCK
-        Some more rows than there are KV blocks, so that the free queue need not be tidied up all the time.
-    prefixes : (m,) int64
-        Of the ids of the requests: a number for each of them together with all ids before it; only read.
+    spans : (s,) SPAN
+        Zeros; as many rows as KV blocks, and as branches.
+    paths : (p,) PATH
+        Only read.
     table : (seats + 1, blocks of the longest request) int64
-        The last row is scratch. These three have no rows unless `limits.tracks_blocks`.
+        Of each span that a request holds: row·2³² + the block before which it ends, for this request. The last row is
+        scratch. These three have no rows unless `limits.tracks_blocks`.
     accept : (a,) int64
         Acceptance pattern of drafts, taken round robin.
     limits : Limits
@@ -325,7 +328,7 @@ def replay(
     engine = state[0]
     engine["num_free_blocks"] = engine["least_free_blocks"] = limits.num_gpu_blocks - 1  # block 0 is the null block
     if limits.tracks_blocks:
-        lay_out_blocks(engine, blocks, table)
+        lay_out_blocks(engine, spans, table)
     running, alarms = np.empty(cap + 1, np.int64), np.empty(cap + 1, np.int64)
     groups = np.zeros((limits.block_size, cap + 1 if limits.tracks_blocks else 1), np.int64)
     queue = np.empty(len(requests) + 1, np.int64)
@@ -338,7 +341,7 @@ def replay(
     gaps, events = np.empty(1024 + most_per_step, GAP), np.empty(2 * int(room[4]), EVENT)
     while True:
         outcome = run(
-            requests, state, running, queue, blocks, prefixes, table, accept, limits, step_time, noise, windows, caps,
+            requests, state, running, queue, spans, paths, table, accept, limits, step_time, noise, windows, caps,
             alarms, groups, flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
         )  # fmt: skip
         if outcome != FULL:
@@ -364,7 +367,7 @@ def grown(rows: Rows, num_rows: int, room: int) -> Rows:
 
 @compiled
 def run(
-    requests, state, running, queue, blocks, prefixes, table, accept, limits, step_time, noise, windows, caps, alarms,
+    requests, state, running, queue, spans, paths, table, accept, limits, step_time, noise, windows, caps, alarms,
     groups, flights, entries, steps, peaks, shared, gaps, events, room, max_steps, cancel,
 ):  # fmt: skip
     """The engine loop, until it ends or one of the growing arrays lacks `room` for what a step may add.
@@ -399,7 +402,7 @@ def run(
                 engine, requests, running, alarms, groups, peaks, limits, flights, entries, flight.is_recorded
             )  # fmt: skip
             schedule(
-                engine, requests, running, queue, blocks, prefixes, table, groups, limits, step_time, noise, flight,
+                engine, requests, running, queue, spans, paths, table, groups, limits, step_time, noise, flight,
                 entries[slot], steps, events,
             )  # fmt: skip
             engine.num_flights += 1
@@ -422,7 +425,7 @@ def run(
             wake_due(engine, requests, running, alarms, groups, peaks, limits, flights, entries)
         engine.now_ns = max(engine.now_ns, flight.end_ns)
         process_output(
-            engine, requests, running, queue, blocks, prefixes, table, accept, limits, flight, entries[engine.oldest],
+            engine, requests, running, queue, spans, paths, table, accept, limits, flight, entries[engine.oldest],
             gaps, events, caps,
         )  # fmt: skip
         close_step(engine, flight, peaks, steps, shared, caps)
@@ -491,7 +494,7 @@ def is_in_window(engine, windows):
 
 @inlined
 def schedule(
-    engine, requests, running, queue, blocks, prefixes, table, groups, limits, step_time, noise, flight, entries, steps,
+    engine, requests, running, queue, spans, paths, table, groups, limits, step_time, noise, flight, entries, steps,
     events,
 ):  # fmt: skip
     """One call of schedule(): decide the batch, start it, write its row.
@@ -509,9 +512,9 @@ def schedule(
     flight.num_entries = 0
     flight.num_asleep = engine.num_asleep
     flight.num_gaps = 0
-    schedule_running(engine, requests, running, queue, blocks, prefixes, table, groups, limits, flight, entries, events)
+    schedule_running(engine, requests, running, queue, spans, paths, table, groups, limits, flight, entries, events)
     if engine.num_preempted == 0:
-        schedule_waiting(engine, requests, running, queue, blocks, prefixes, table, limits, flight, entries, events)
+        schedule_waiting(engine, requests, running, queue, spans, paths, table, limits, flight, entries, events)
     start_step(engine, requests, limits, step_time, noise, flight, entries, steps, events)
     if flight.step >= 0 and num_waiting(engine) > 0:
         record(flight, engine, events, flight.step, HELD, queue_head(engine, queue, limits), engine.held_by)
@@ -529,9 +532,7 @@ def threshold_of_this_step(engine, limits):
 
 
 @inlined
-def schedule_running(
-    engine, requests, running, queue, blocks, prefixes, table, groups, limits, flight, entries, events
-):
+def schedule_running(engine, requests, running, queue, spans, paths, table, groups, limits, flight, entries, events):
     """Pass 1: running requests in their order; short of blocks, one of them is preempted."""
     engine.index = 0
     engine.next_taker = engine.next_registrar = 1
@@ -544,14 +545,12 @@ def schedule_running(
         if num_tokens == 0:
             engine.index += 1
             continue
-        serve_asleep(request.seat, engine, requests, blocks, prefixes, table, groups, limits)
+        serve_asleep(request.seat, engine, requests, spans, paths, table, groups, limits)
         is_victim = False
-        while not is_victim and not allocate(request, engine, blocks, prefixes, table, limits, num_tokens, 0):
+        while not is_victim and not allocate(request, engine, spans, paths, table, limits, num_tokens, 0):
             position = victim_position(engine, requests, running, limits)
             is_victim = running[position] == row
-            preempt(
-                position, engine, requests, running, queue, blocks, prefixes, table, limits, flight, entries, events
-            )
+            preempt(position, engine, requests, running, queue, spans, paths, table, limits, flight, entries, events)
         if is_victim:
             break
         num_drafts = num_tokens + request.num_computed - request.num_known - request.num_placeholders
@@ -559,7 +558,7 @@ def schedule_running(
         request.num_drafts = 0
         add_entry(row, num_tokens, num_drafts, False, engine, limits, flight, entries)
         engine.index += 1
-    serve_asleep(engine.num_seated, engine, requests, blocks, prefixes, table, groups, limits)
+    serve_asleep(engine.num_seated, engine, requests, spans, paths, table, groups, limits)
 
 
 @inlined
@@ -597,7 +596,7 @@ def victim_position(engine, requests, running, limits):
 
 
 @compiled
-def preempt(position, engine, requests, running, queue, blocks, prefixes, table, limits, flight, entries, events):
+def preempt(position, engine, requests, running, queue, spans, paths, table, limits, flight, entries, events):
     """Free a running request's blocks and let it wait, to be computed again.
 
     By priority it may already be in this step's batch; then it is taken out, and its budget returned.
@@ -611,8 +610,8 @@ def preempt(position, engine, requests, running, queue, blocks, prefixes, table,
         engine.index -= 1
         withdraw_entry(row, engine, limits, flight, entries)
     if limits.tracks_blocks:  # what it alone has, it may find again
-        list_blocks(victim, victim.num_registered, engine, blocks, prefixes, table, limits)
-    release(victim, engine, blocks, table, limits)
+        list_blocks(victim, victim.num_registered, engine, spans, paths, table, limits)
+    release(victim, engine, spans, table, limits)
     record(flight, engine, events, engine.num_steps, PREEMPTED, row, victim.num_computed)
     if limits.swaps:
         engine.num_swapped += victim.num_computed
@@ -643,7 +642,7 @@ def withdraw_entry(row, engine, limits, flight, entries):
 
 
 @inlined
-def schedule_waiting(engine, requests, running, queue, blocks, prefixes, table, limits, flight, entries, events):
+def schedule_waiting(engine, requests, running, queue, spans, paths, table, limits, flight, entries, events):
     """Pass 2: the head of the waiting queue, again and again, until something stops it."""
     may_pad = limits.num_spec_tokens > 0
     for j in range(flight.num_entries):
@@ -658,7 +657,7 @@ def schedule_waiting(engine, requests, running, queue, blocks, prefixes, table, 
     ):
         row = queue_head(engine, queue, limits)
         request = requests[row]
-        num_hits = look_up(request, engine, blocks, prefixes, table, limits)
+        num_hits = look_up(request, engine, spans, paths, table, limits)
         num_hit_tokens = num_hits * limits.block_size
         most = min(engine.token_budget, engine.input_budget - limits.num_extra_inputs)
         # Nothing of it is computed, unless it returns from CPU memory; then nothing is looked up.
@@ -678,7 +677,7 @@ def schedule_waiting(engine, requests, running, queue, blocks, prefixes, table, 
         if not may_admit(request, engine, limits, num_tokens, num_hits):
             engine.held_by = NO_BLOCKS
             return
-        allocate(request, engine, blocks, prefixes, table, limits, num_tokens, num_hits)
+        allocate(request, engine, spans, paths, table, limits, num_tokens, num_hits)
         is_resumed = request.num_preemptions > 0
         if not is_resumed:
             request.first_scheduled_ns = max(engine.now_ns, engine.gpu_free_ns)
@@ -866,7 +865,7 @@ def noisy_ns(plain_ns, noise, has_prefill, step, start_ns):
 
 @inlined
 def process_output(
-    engine, requests, running, queue, blocks, prefixes, table, accept, limits, flight, entries, gaps, events, caps
+    engine, requests, running, queue, spans, paths, table, accept, limits, flight, entries, gaps, events, caps
 ):
     """Deliver a step's tokens in batch order; finished requests return their blocks at once.
 
@@ -896,12 +895,12 @@ def process_output(
                 request.is_finished = True
                 break
         if limits.is_async and not is_stale:
-            register(request, engine, blocks, prefixes, table, limits, request.num_computed - request.num_placeholders)
+            register(request, engine, spans, paths, table, limits, request.num_computed - request.num_placeholders)
         if request.is_finished:
             engine.must_announce_finished = True
             hold_against(caps, LAST_TOKENS, request.classes, flight.end_ns - request.arrival_ns, 1)
             hold_against(caps, WORST_GAPS, request.classes, request.worst_gap_ns, 1)
-            release(request, engine, blocks, table, limits)
+            release(request, engine, spans, table, limits)
             record(flight, engine, events, flight.step, FINISHED, entry.request, 0)
             if is_stale:
                 remove(entry.request, engine, requests, queue, limits)
@@ -1196,7 +1195,7 @@ def leave_group(row, engine, requests, groups, limits):
 
 
 @inlined
-def serve_asleep(seat, engine, requests, blocks, prefixes, table, groups, limits):
+def serve_asleep(seat, engine, requests, spans, paths, table, groups, limits):
     """The block verbs of those asleep before a seat: who starts a block takes one, who has filled one registers it.
 
     A block counts as filled when its last token is known at the moment of scheduling, as in `allocate`: synchronously
@@ -1207,7 +1206,7 @@ def serve_asleep(seat, engine, requests, blocks, prefixes, table, groups, limits
     group = groups[engine.num_steps % limits.block_size]
     while engine.next_taker <= group[0] and requests[group[engine.next_taker]].seat < seat:
         request = requests[group[engine.next_taker]]
-        take_blocks(1, engine, blocks)
+        take_blocks(1, engine, spans)
         request.num_blocks += 1
         engine.next_taker += 1
     known = 0 if limits.is_async else 1
@@ -1215,7 +1214,7 @@ def serve_asleep(seat, engine, requests, blocks, prefixes, table, groups, limits
     while engine.next_registrar <= group[0] and requests[group[engine.next_registrar]].seat < seat:
         request = requests[group[engine.next_registrar]]
         num_tokens = request.num_computed + engine.num_steps - request.asleep_since + known
-        register(request, engine, blocks, prefixes, table, limits, num_tokens)
+        register(request, engine, spans, paths, table, limits, num_tokens)
         engine.next_registrar += 1
 
 
@@ -1355,7 +1354,7 @@ def may_admit(request, engine, limits, num_tokens, num_hits):
 
 
 @inlined
-def allocate(request, engine, blocks, prefixes, table, limits, num_tokens, num_hits):
+def allocate(request, engine, spans, paths, table, limits, num_tokens, num_hits):
     """True if `request` now owns blocks for `num_tokens` more; False, nothing changed, if the pool is short.
 
     Hit blocks are those of the last lookup. Full blocks of known tokens enter the prefix cache here, before they are
@@ -1369,25 +1368,23 @@ def allocate(request, engine, blocks, prefixes, table, limits, num_tokens, num_h
     if limits.tracks_blocks:
         if request.num_blocks == 0:
             take_slot(request, engine, table)
-        for j in range(num_hits):
-            block = table[len(table) - 1, j]
-            hold(block, blocks)
-            table[request.slot, j] = block
-        take_blocks(num_new, engine, blocks)
+        hold_hits(request, engine, spans, table, num_hits)
+        take_blocks(num_new, engine, spans)
     request.num_blocks += num_hits + num_new
     request.num_registered += num_hits
     request.num_listed += num_hits
     num_computed = request.num_computed + num_hits * limits.block_size + num_tokens
-    register(request, engine, blocks, prefixes, table, limits, min(num_computed, request.num_known))
+    register(request, engine, spans, paths, table, limits, min(num_computed, request.num_known))
     return True
 
 
 @inlined
-def look_up(request, engine, blocks, prefixes, table, limits):
-    """Number of leading blocks found in the prefix cache; their ids go to the scratch row of `table`.
+def look_up(request, engine, spans, paths, table, limits):
+    """Number of leading blocks found in the prefix cache; where, goes to the scratch row of `table`.
 
-    The last known token is always computed again, so a prompt that ends on a block border never hits its last block.
-    Nothing changes by looking, not even the order of eviction.
+    Of blocks that are alike the one registered first is found. The last known token is always computed again, so a
+    prompt that ends on a block border never hits its last block. Nothing changes by looking, not even the order of
+    eviction.
     """
     engine.num_free_hits = 0
     num_hits = 0
@@ -1396,101 +1393,122 @@ def look_up(request, engine, blocks, prefixes, table, limits):
     most = (request.num_known - 1) // limits.block_size
     if request.num_preemptions == 0:
         most = min(most, request.num_shared_blocks)  # what nobody else has it never had itself
-    key = until = 0
+    found = table[len(table) - 1]
+    num_found = 0
+    path = request.first_path
     while num_hits < most:
-        if num_hits == until:
-            key, until = key_of(request, num_hits, prefixes, limits)
-        block = blocks[bucket_of(key, blocks)].bucket_first
-        while block > 0 and blocks[block].key != key:
-            block = blocks[block].next_same
-        if block == 0:
+        while paths[path].until <= num_hits:
+            path += 1
+        until = min(paths[path].until, most)
+        row = spans[paths[path].branch].branch_first
+        while row > 0 and not spans[row].first <= num_hits < spans[row].until:
+            if spans[row].first > num_hits:
+                until = min(until, spans[row].first)
+            row = spans[row].next_alike
+        if row == 0:
             break
-        table[len(table) - 1, num_hits] = block
-        num_hits += 1
-        key += 1
+        until = min(until, spans[row].until)
+        found[num_found] = row << 32 | until
+        num_found += 1
+        if spans[row].num_holders == 0:
+            engine.num_free_hits += until - num_hits
+        num_hits = until
     if limits.drops_last_hit and num_hits > 0:
         num_hits -= 1
-    for j in range(num_hits):
-        engine.num_free_hits += blocks[table[len(table) - 1, j]].num_references == 0
+        engine.num_free_hits -= spans[found[num_found - 1] >> 32].num_holders == 0
     return num_hits
 
 
 @inlined
-def key_of(request, block, prefixes, limits):
-    """The key of a request's block, and until which block the keys just count on.
-
-    A number for its content and all before it, its own where nobody shares that.
-
-    Source: vLLM 0.32, v1/core/kv_cache_utils.py: a block's hash covers its tokens and the hash of the block before it.
-    """
-    if block >= request.num_shared_blocks:
-        return OWN_KEYS + (request.identity << 32) + block, NEVER
-    # The id in which the block ends, the first block that ends in it, and how many do so at most.
-    at = ((block + 1) * limits.block_size - 1) // limits.id_block_tokens
-    first = at * limits.id_block_tokens // limits.block_size
-    most = limits.id_block_tokens // limits.block_size + 1
-    until = min((at + 1) * limits.id_block_tokens // limits.block_size, request.num_shared_blocks)
-    return prefixes[request.first_prefix + at] * most + block - first, until
+def hold_hits(request, engine, spans, table, num_hits):
+    """Let a request hold the blocks of the last lookup; what it holds is cut off from what it does not."""
+    at = first = 0
+    while first < num_hits:
+        row = table[len(table) - 1, at] >> 32
+        until = min(table[len(table) - 1, at] & 0xFFFFFFFF, num_hits)
+        while spans[row].until <= first:  # cut since
+            row = spans[row].rest
+        if spans[row].first < first:
+            row = cut(row, first, engine, spans)
+        if spans[row].until > until:
+            cut(row, until, engine, spans)
+        if spans[row].num_holders == 0:
+            take_out(row, spans)
+        spans[row].num_holders += 1
+        table[request.slot, at] = row << 32 | until
+        at += 1
+        first = until
+    request.num_spans += at
 
 
 @inlined
-def bucket_of(key, blocks):
-    """The row of `blocks` that has the bucket of a key; keys that follow each other lie side by side in memory."""
-    bucket = ((((key >> 5) * 0x1E3779B97F4A7C15 >> 32 & 0xFFFFFFFF) * len(blocks)) >> 32) + (key & 31)
-    return bucket if bucket < len(blocks) else bucket - len(blocks)
+def branch_of(request, block, paths):
+    """The branch that a request's block is on.
+
+    Source: vLLM 0.32, v1/core/kv_cache_utils.py: a block's hash covers its tokens and the hash of the block before it.
+    """
+    path = request.first_path
+    while paths[path].until <= block:
+        path += 1
+    return paths[path].branch
 
 
 @compiled
-def register(request, engine, blocks, prefixes, table, limits, num_tokens):
+def register(request, engine, spans, paths, table, limits, num_tokens):
     """Enter a request's full blocks within its first `num_tokens` tokens into the prefix cache."""
     if limits.tracks_blocks:
         num_full = num_tokens // limits.block_size
         if num_full > request.num_registered:
-            list_blocks(request, min(num_full, request.num_shared_blocks), engine, blocks, prefixes, table, limits)
+            list_blocks(request, min(num_full, request.num_shared_blocks), engine, spans, paths, table, limits)
             request.num_registered = num_full
 
 
 @inlined
-def list_blocks(request, until, engine, blocks, prefixes, table, limits):
-    """Let a request's leading blocks be found by their keys, each after those that had its key before."""
-    key = end = 0
-    for j in range(request.num_listed, until):
-        if end <= j:
-            key, end = key_of(request, j, prefixes, limits)
-        block = engine.free_row
-        row = blocks[block]
-        engine.free_row = row.next_same
-        row.key = key
-        key += 1
-        row.num_references = 1
-        bucket = blocks[bucket_of(row.key, blocks)]
-        row.next_same = 0
-        row.last_same = bucket.bucket_last
-        if bucket.bucket_last == 0:
-            bucket.bucket_first = block
-        else:
-            blocks[bucket.bucket_last].next_same = block
-        bucket.bucket_last = block
-        table[request.slot, j] = block
-        request.num_listed += 1
+def list_blocks(request, until, engine, spans, paths, table, limits):
+    """Let a request's leading blocks be found, each after those that are alike and were there before."""
+    path = request.first_path
+    while request.num_listed < until:
+        while paths[path].until <= request.num_listed:
+            path += 1
+        end = min(until, paths[path].until)
+        row = growing_span(request, paths[path].branch, spans, table)
+        if row == 0:
+            row = new_span(engine, spans)
+            spans[row].branch = paths[path].branch
+            spans[row].first = request.num_listed
+            spans[row].num_holders = 1
+            enter(row, spans[spans[row].branch].branch_last, spans)
+            request.num_spans += 1
+        spans[row].until = end
+        table[request.slot, request.num_spans - 1] = row << 32 | end
+        request.num_listed = end
+
+
+@inlined
+def growing_span(request, branch, spans, table):
+    """The last span of a request if more blocks may join it: whole, its own, the last one of the branch; else 0."""
+    if request.num_spans == 0:
+        return 0
+    row = table[request.slot, request.num_spans - 1] >> 32
+    span = spans[row]
+    is_whole = span.until == request.num_listed
+    return row if is_whole and span.branch == branch and span.num_holders == 1 and span.next_alike == 0 else 0
 
 
 @compiled
-def release(request, engine, blocks, table, limits):
+def release(request, engine, spans, table, limits):
     """Give all blocks back, the last one first.
 
     Those in the prefix cache go to the back of the free queue, the others to its front.
     """
     if limits.tracks_blocks:
         if request.num_blocks > request.num_registered:
-            put_at_front(request.num_registered - request.num_blocks, engine, blocks)
+            put_uncached(request.num_blocks - request.num_registered, 0, spans[0].next_free, engine, spans)
         if request.num_registered > request.num_listed:
-            put_at_back(request.num_listed - request.num_registered, engine, blocks)
-        for j in range(request.num_listed - 1, -1, -1):
-            block = table[request.slot, j]
-            blocks[block].num_references -= 1
-            if blocks[block].num_references == 0:
-                put_at_back(block, engine, blocks)
+            put_uncached(request.num_registered - request.num_listed, spans[0].last_free, 0, engine, spans)
+        engine.num_free_blocks += request.num_blocks - request.num_listed
+        for j in range(request.num_spans - 1, -1, -1):
+            let_go(table[request.slot, j], engine, spans, table)
         if request.num_blocks > 0:
             table[request.slot, 0] = engine.free_slot
             engine.free_slot = request.slot
@@ -1499,23 +1517,43 @@ def release(request, engine, blocks, table, limits):
     request.num_blocks = 0
     request.num_registered = 0
     request.num_listed = 0
+    request.num_spans = 0
+
+
+@inlined
+def let_go(held, engine, spans, table):
+    """One holder less of a span, into how many it may have been cut since; `held` is from `table`."""
+    row = held >> 32
+    parts = table[len(table) - 1]
+    num_parts = 0
+    parts[num_parts] = row
+    while spans[row].until < held & 0xFFFFFFFF:
+        row = spans[row].rest
+        num_parts += 1
+        parts[num_parts] = row
+    while num_parts >= 0:
+        row = parts[num_parts]
+        num_parts -= 1
+        spans[row].num_holders -= 1
+        if spans[row].num_holders == 0:
+            engine.num_free_blocks += spans[row].until - spans[row].first
+            after = spans[0].last_free
+            if after > 0 and after == spans[row].next_alike and spans[after].first == spans[row].until:
+                spans[row].until = spans[after].until  # as before it was cut
+                take_out(after, spans)
+                leave(after, engine, spans)
+                after = spans[0].last_free
+            put_in(row, after, 0, spans)
 
 
 @compiled
-def lay_out_blocks(engine, blocks, table):
-    """All blocks free, nothing cached, all rows of the table free."""
-    for block in range(len(blocks)):
-        row = blocks[block]
-        row.next_same = (block + 1) % len(blocks)
-        row.bucket_first = 0
-        row.bucket_last = 0
+def lay_out_blocks(engine, spans, table):
+    """All blocks free, nothing cached, all rows of the table free; `spans` are zeros."""
     for slot in range(len(table)):
         table[slot, 0] = slot + 1
     engine.free_slot = 0
-    engine.free_row = 1
-    engine.first_queued = 0
-    engine.num_free_queued = 1
-    blocks[0].queued = -engine.num_free_blocks
+    engine.num_span_rows = 1
+    put_uncached(engine.num_free_blocks, 0, 0, engine, spans)
 
 
 @inlined
@@ -1526,95 +1564,117 @@ def take_slot(request, engine, table):
 
 
 @inlined
-def hold(block, blocks):
-    """One more holder of a block; the first one takes it out of the free queue."""
-    if blocks[block].num_references == 0:
-        blocks[blocks[block].place].queued = 0
-    blocks[block].num_references += 1
+def take_blocks(num, engine, spans):
+    """So many blocks from the front of the free queue, for new content: only now do they leave the prefix cache.
 
-
-@inlined
-def take_blocks(num, engine, blocks):
-    """So many blocks from the front of the free queue, for new content: only now do they leave the prefix cache."""
+    Of a span the last one goes first, as they were freed.
+    """
     while num > 0:
-        front = blocks[engine.first_queued]
-        if front.queued < -num:
-            front.queued += num
+        row = spans[0].next_free
+        size = spans[row].until - spans[row].first
+        if size > num:
+            spans[row].until -= num
             return
-        if front.queued < 0:
-            num += front.queued
-        elif front.queued > 0:
-            num -= 1
-            unlist(front.queued, engine, blocks)
-        engine.num_free_queued -= 1
-        engine.first_queued += 1
-        if engine.first_queued == len(blocks):
-            engine.first_queued = 0
+        num -= size
+        take_out(row, spans)
+        leave(row, engine, spans)
 
 
 @inlined
-def unlist(block, engine, blocks):
-    """Nobody finds a block any more."""
-    row = blocks[block]
-    bucket = blocks[bucket_of(row.key, blocks)]
-    if row.last_same == 0:
-        bucket.bucket_first = row.next_same
+def put_uncached(num, after, before, engine, spans):
+    """Put so many blocks that nobody can find into the free queue, next to these two neighbours."""
+    neighbour = after + before  # one of them is the end of the queue
+    if neighbour > 0 and spans[neighbour].branch < 0:
+        spans[neighbour].until += num
+        return
+    row = new_span(engine, spans)
+    spans[row].branch = -1
+    spans[row].until = num
+    put_in(row, after, before, spans)
+
+
+@inlined
+def put_in(row, after, before, spans):
+    """Put a span into the free queue, between two others."""
+    spans[row].last_free = after
+    spans[row].next_free = before
+    spans[after].next_free = row
+    spans[before].last_free = row
+
+
+@inlined
+def take_out(row, spans):
+    """Take a span out of the free queue."""
+    spans[spans[row].last_free].next_free = spans[row].next_free
+    spans[spans[row].next_free].last_free = spans[row].last_free
+
+
+@inlined
+def new_span(engine, spans):
+    """A row that is not used: zeros, but for its branch's ends."""
+    row = engine.unused_span
+    if row > 0:
+        engine.unused_span = spans[row].next_alike
     else:
-        blocks[row.last_same].next_same = row.next_same
-    if row.next_same == 0:
-        bucket.bucket_last = row.last_same
+        row = engine.num_span_rows
+        engine.num_span_rows += 1
+    span = spans[row]
+    span.branch = span.first = span.until = span.num_holders = 0
+    span.rest = span.next_alike = span.last_alike = span.next_free = span.last_free = 0
+    return row
+
+
+@inlined
+def enter(row, after, spans):
+    """Enter a span into the list of its branch, behind another one or, behind 0, first."""
+    branch = spans[spans[row].branch]
+    before = spans[after].next_alike if after > 0 else branch.branch_first
+    spans[row].last_alike = after
+    spans[row].next_alike = before
+    if after > 0:
+        spans[after].next_alike = row
     else:
-        blocks[row.next_same].last_same = row.last_same
-    row.next_same = engine.free_row
-    engine.free_row = block
-
-
-@inlined
-def put_at_back(entry, engine, blocks):
-    """Put a block, or minus so many that nobody can find, at the back of the free queue."""
-    if engine.num_free_queued == len(blocks):
-        tidy_up(engine, blocks)
-    place = engine.first_queued + engine.num_free_queued
-    put(entry, place if place < len(blocks) else place - len(blocks), engine, blocks)
-
-
-@inlined
-def put_at_front(entry, engine, blocks):
-    """The same at its front."""
-    if engine.num_free_queued == len(blocks):
-        tidy_up(engine, blocks)
-    engine.first_queued = (engine.first_queued if engine.first_queued > 0 else len(blocks)) - 1
-    put(entry, engine.first_queued, engine, blocks)
-
-
-@inlined
-def put(entry, place, engine, blocks):
-    """Take a place of the free queue."""
-    blocks[place].queued = entry
-    engine.num_free_queued += 1
-    if entry > 0:
-        blocks[entry].place = place
-        engine.num_free_blocks += 1
+        branch.branch_first = row
+    if before > 0:
+        spans[before].last_alike = row
     else:
-        engine.num_free_blocks -= entry
+        branch.branch_last = row
+
+
+@inlined
+def leave(row, engine, spans):
+    """Nobody finds the blocks of a span any more: its row is not used."""
+    span = spans[row]
+    if span.branch >= 0:
+        branch = spans[span.branch]
+        if span.last_alike > 0:
+            spans[span.last_alike].next_alike = span.next_alike
+        else:
+            branch.branch_first = span.next_alike
+        if span.next_alike > 0:
+            spans[span.next_alike].last_alike = span.last_alike
+        else:
+            branch.branch_last = span.last_alike
+    span.next_alike = engine.unused_span
+    engine.unused_span = row
 
 
 @compiled
-def tidy_up(engine, blocks):
-    """Close the gaps that blocks left when somebody found them in the free queue."""
-    to = engine.first_queued
-    num_kept = 0
-    at = to
-    for _ in range(engine.num_free_queued):
-        entry = blocks[at].queued
-        if entry != 0:
-            blocks[to].queued = entry
-            if entry > 0:
-                blocks[entry].place = to
-            num_kept += 1
-            to = to + 1 if to + 1 < len(blocks) else 0
-        at = at + 1 if at + 1 < len(blocks) else 0
-    engine.num_free_queued = num_kept
+def cut(row, at, engine, spans):
+    """Cut a span in two before a block; the row of the second part."""
+    rest = new_span(engine, spans)
+    span, other = spans[row], spans[rest]
+    other.branch = span.branch
+    other.first = at
+    other.until = span.until
+    other.num_holders = span.num_holders
+    other.rest = span.rest
+    span.until = at
+    span.rest = rest
+    enter(rest, row, spans)
+    if span.num_holders == 0:
+        put_in(rest, span.last_free, row, spans)
+    return rest
 
 
 @inlined

@@ -291,7 +291,6 @@ def limits_of(trace: RequestTrace, config: EngineConfig, tracks_blocks: bool, wh
         by_priority=config.scheduling_policy == "priority",
         caches_prefixes=config.enable_prefix_caching,
         tracks_blocks=tracks_blocks,
-        id_block_tokens=1 if trace.prefix_hashes is None else trace.prefix_hashes.block_tokens,
         num_spec_tokens=num_drafts,
         num_lookahead_tokens=num_drafts if drafter.owns_kv else 0,
         num_extra_inputs=drafter.num_extra_inputs,
@@ -331,13 +330,13 @@ def _run(
     """Lay out the kernel's arrays for the requests at `index`, and run it."""
     rows, counted = request_rows(trace, index), caps.copy()
     rows["classes"] = classes[index]
-    blocks, prefixes, table = kernel_blocks(rows, *shared_prefixes(trace, index), limits)
+    spans, paths, table = kernel_blocks(rows, beginnings_of(trace, index), limits)
     state = np.zeros(1, kernel.ENGINE)
     outcome, steps, shared, gaps, events = kernel.replay(
         rows,
         state,
-        blocks,
-        prefixes,
+        spans,
+        paths,
         table,
         accept,
         limits,
@@ -358,56 +357,67 @@ def typed(step_time: StepTime) -> StepTime:
     return StepTime(**{name: types[name](value) for name, value in step_time._asdict().items()})
 
 
+class Beginnings(NamedTuple):
+    """What n requests have in common, as `SharedPrefixes` has it."""
+
+    branch: npt.NDArray[np.int64]
+    """(s,) as there."""
+    until_tokens: npt.NDArray[np.int64]
+    """(s,) with how many of its tokens a request leaves the branch."""
+    num_branches: npt.NDArray[np.int64]
+    """(n,) how many of them are each request's."""
+    num_tokens: npt.NDArray[np.int64]
+    """(n,) how many leading tokens of each prompt another request has as well."""
+
+
 def kernel_blocks(
-    rows: npt.NDArray[Any],
-    prefixes: npt.NDArray[np.int64],
-    first_prefix: npt.NDArray[np.int64],
-    num_shared_tokens: npt.NDArray[np.int64],
-    limits: kernel.Limits,
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The kernel's `blocks`, `prefixes` and `table`; without rows where blocks are a count only.
+    rows: npt.NDArray[Any], beginnings: Beginnings, limits: kernel.Limits
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The kernel's `spans`, `paths` and `table`; without rows where blocks are a count only.
 
     Parameters
     ----------
     rows : (n,) kernel.REQUEST
-        Get their places in `prefixes`.
-    prefixes, first_prefix, num_shared_tokens
-        As from `shared_prefixes`.
+        Get their places in `paths`.
+    beginnings : Beginnings
+        Of the same requests.
     limits : kernel.Limits
     """
     if not limits.tracks_blocks:
-        return np.zeros(0, kernel.BLOCK), np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
-    rows["first_prefix"] = first_prefix
-    rows["num_shared_blocks"] = num_shared_tokens // limits.block_size
+        return np.zeros(0, kernel.SPAN), np.zeros(0, kernel.PATH), np.zeros((0, 0), np.int64)
+    rows["num_shared_blocks"] = beginnings.num_tokens // limits.block_size
+    first_own = int(beginnings.branch.max(initial=-1)) + 1
+    # A block is on the branch on which it ends; a branch that is shorter than a block may have none.
+    request = np.repeat(np.arange(len(rows)), beginnings.num_branches)
+    until = np.minimum(beginnings.until_tokens // limits.block_size, rows["num_shared_blocks"][request])
+    is_first = np.diff(request, prepend=-1) > 0
+    has_blocks = until > np.where(is_first, 0, np.roll(until, 1))
+    num_paths = np.bincount(request[has_blocks], minlength=len(rows)) + 1
+    last = np.cumsum(num_paths) - 1
+    is_own = np.zeros(int(num_paths.sum()), np.bool_)
+    is_own[last] = True
+    paths = np.zeros(len(is_own), kernel.PATH)
+    paths["branch"][~is_own], paths["until"][~is_own] = beginnings.branch[has_blocks], until[has_blocks]
+    paths["branch"][is_own], paths["until"][is_own] = first_own + rows["identity"], kernel.NEVER
+    rows["first_path"] = last - num_paths + 1
     # All its tokens, those in flight, and a drafter's lookahead.
     num_tokens = rows["prompt_tokens"] + rows["output_tokens"]
     most = int(num_tokens.max(initial=0)) + 2 + 4 * limits.num_spec_tokens
     width = min(most, limits.max_model_len) // limits.block_size + 2
     table = np.zeros((min(limits.max_num_seqs, len(rows)) + 1, width), np.int64)
-    num_rows = limits.num_gpu_blocks + limits.num_gpu_blocks // 2 + 32
-    return np.zeros(num_rows, kernel.BLOCK), prefixes, table
+    num_spans = max(limits.num_gpu_blocks, first_own + int(rows["identity"].max(initial=0)) + 1)
+    return np.zeros(num_spans, kernel.SPAN), paths, table
 
 
-def shared_prefixes(
-    trace: RequestTrace, index: npt.NDArray[np.intp]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """What the trace says of shared prefixes, for the requests at `index`; the same arrays for every replay of it.
-
-    Returns
-    -------
-    prefixes : (m,) int64
-        `SharedPrefixes.number`.
-    first_prefix : (n,) int64
-        Where in it the ids of each request begin.
-    num_shared_tokens : (n,) int64
-        How many leading tokens of each prompt another request has as well.
-    """
+def beginnings_of(trace: RequestTrace, index: npt.NDArray[np.intp]) -> Beginnings:
+    """What the trace says of shared prefixes, for the requests at `index`."""
     hashes = trace.prefix_hashes
     if hashes is None:
         nothing = np.zeros(len(index), np.int64)
-        return np.zeros(1, np.int64), nothing, nothing
-    num_tokens = np.minimum(hashes.shared.num_ids * hashes.block_tokens, trace.prompt_tokens)
-    return hashes.shared.number, hashes.offsets[index], num_tokens[index]
+        return Beginnings(nothing[:0], nothing[:0], nothing, nothing)
+    shared = hashes.shared.at(index)
+    num_tokens = np.minimum(shared.num_ids * hashes.block_tokens, trace.prompt_tokens[index])
+    return Beginnings(shared.branch, shared.until * hashes.block_tokens, np.diff(shared.offsets), num_tokens)
 
 
 def acceptance_pattern(config: EngineConfig) -> npt.NDArray[np.int64]:

@@ -52,8 +52,17 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """Further flags, searched where the user opens them; without values a flag stays as it is today."""
+    """What the user opens: values of the three flags instead of the usual ones, and further flags to search.
 
+    Without values the three are tried at the usual ones, and any other flag stays as it is today.
+    """
+
+    max_num_batched_tokens: tuple[int, ...] = ()
+    """Budgets, tokens; today's and vLLM's default are tried as well, as with the next two."""
+    max_num_seqs: tuple[int, ...] = ()
+    """Seats, requests."""
+    long_prefill_token_threshold: tuple[int, ...] = ()
+    """Thresholds, tokens; 0 = off."""
     num_gpu_blocks: tuple[int, ...] = ()
     """KV blocks, the null block included: what `gpu_memory_utilization` decides."""
     max_num_active_seqs: tuple[int | None, ...] = ()
@@ -72,8 +81,8 @@ class More:
 
 NO_MORE = More()
 """The three flags alone."""
-MORE = tuple(field.name for field in fields(More))
-"""The flags that can be opened."""
+MORE = tuple(field.name for field in fields(More) if field.name not in SEARCHED)
+"""The flags that are searched only where they are opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +199,7 @@ def recommend(
     space : SearchSpace, optional
         Default: `default_space` with `more`.
     more : More
-        Further flags to search where no space is given.
+        What to search beside or instead of the usual, where no space is given.
     objective : Objective
     executor : concurrent.futures.Executor, optional
         Where replays run; threads on this machine by default. The result does not depend on it.
@@ -216,7 +225,7 @@ def recommend(
         kv_tokens = now.summary.mean_kv_decode_tokens if now.summary.num_gaps else 0.0
         decode_s = decode_step_s(step_time, num_seqs, kv_tokens)
         budget = closed_form_budget(step_time, slo.itl_s, num_seqs, kv_tokens)
-        space = space or replace(default_space(today, budget, default_flags, longest_sequence(trace)), more=more)
+        space = space or default_space(today, budget, default_flags, longest_sequence(trace), more)
         usual = vllm_default(today, default_flags)
         load = offered_load(trace, step_time, today, max(space.max_num_batched_tokens))
         # Overloaded beyond doubt: what cannot be carried is shown under a few settings, not under all.
@@ -317,7 +326,11 @@ def longest_sequence(trace: RequestTrace) -> int:
 
 
 def default_space(
-    today: EngineConfig, budget: int | None, default_flags: tuple[int, int], longest_tokens: int
+    today: EngineConfig,
+    budget: int | None,
+    default_flags: tuple[int, int],
+    longest_tokens: int,
+    more: More = NO_MORE,
 ) -> SearchSpace:
     """Values around the closed-form budget, vLLM's defaults, powers of two, and today's flags.
 
@@ -330,6 +343,8 @@ def default_space(
         vLLM's default budget and seats on this GPU.
     longest_tokens : int
         Longest sequence of the trace: a threshold above it never acts.
+    more : More
+        What to try instead, and further flags.
     """
     around = [] if budget is None else [_round(budget * f) for f in (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)]
     budgets = {today.max_num_batched_tokens, default_flags[0], 512, 1024, 2048, 8192, *around}
@@ -338,19 +353,20 @@ def default_space(
     thresholds = {0, today.long_prefill_token_threshold, *(caps or (256, 512)), 2048}
     longest = min(longest_tokens, today.max_model_len or longest_tokens)
     return SearchSpace(
-        tuple(sorted(b for b in budgets if b <= 65_536)),
-        tuple(sorted(seats)),
-        tuple(sorted(t for t in thresholds if t < longest)),
+        more.max_num_batched_tokens or tuple(sorted(b for b in budgets if b <= 65_536)),
+        more.max_num_seqs or tuple(sorted(seats)),
+        more.long_prefill_token_threshold or tuple(sorted(t for t in thresholds if t < longest)),
+        replace(more, **dict.fromkeys(SEARCHED, ())),
     )
 
 
 def more_flags(wanted: dict[str, tuple[Any, ...]], today: EngineConfig) -> More:
-    """Further flags to search.
+    """What to search beside or instead of the usual.
 
     Parameters
     ----------
     wanted : dict
-        Names out of `MORE` with the values to try; without values, the usual ones beside today's.
+        Names out of `MORE` with the values to try, without values the usual ones beside today's; and out of `SEARCHED`.
     today : EngineConfig
     """
     usual: dict[str, tuple[Any, ...]] = {
@@ -368,7 +384,7 @@ def more_flags(wanted: dict[str, tuple[Any, ...]], today: EngineConfig) -> More:
 
 
 def read_more(texts: Iterable[str], today: EngineConfig) -> More:
-    """Further flags to search from words such as "watermark", for the usual values, or "watermark=0,0.05".
+    """What to search from words such as "watermark", for the usual values, or "watermark=0,0.05".
 
     Raises
     ------
@@ -376,7 +392,7 @@ def read_more(texts: Iterable[str], today: EngineConfig) -> More:
         Unknown flags or values; says what was found and what is allowed.
     """
     switch = {"on": True, "off": False}
-    kinds: dict[str, Callable[[str], Any]] = {
+    kinds: dict[str, Callable[[str], Any]] = dict.fromkeys(SEARCHED, int) | {
         "num_gpu_blocks": int,
         "max_num_active_seqs": lambda word: None if word == "none" else int(word),
         "watermark": float,
@@ -386,14 +402,17 @@ def read_more(texts: Iterable[str], today: EngineConfig) -> More:
     for text in texts:
         name, _, words = text.partition("=")
         name = name.strip().replace("-", "_")
-        if name not in MORE:
-            raise ValueError(f"{text}: known are {', '.join(MORE)}")
+        if name not in (*SEARCHED, *MORE):
+            raise ValueError(f"{text}: known are {', '.join((*SEARCHED, *MORE))}")
         try:
             of_word = kinds.get(name, switch.__getitem__)
             wanted[name] = tuple(of_word(word.strip()) for word in words.split(",") if word.strip())
         except (ValueError, KeyError) as fault:
             raise ValueError(f"{text}: write values as in watermark=0,0.05 or async_scheduling=on,off") from fault
-        roomy = replace(today, max_num_batched_tokens=ROOMY, max_num_seqs=ROOMY)  # what else is chosen is no fault here
+        if name in SEARCHED and not wanted[name]:
+            raise ValueError(f"{text}: is searched anyway; write the values to try instead, as in max_num_seqs=32,64")
+        # What else is chosen is no fault here.
+        roomy = replace(today, max_num_batched_tokens=ROOMY, max_num_seqs=1 if name == SEARCHED[0] else ROOMY)
         faults = [f for value in wanted[name] for f in flag_faults(replace(roomy, **{name: value})) if name in f]
         if faults:
             raise ValueError(f"{text}: {'; '.join(faults)}")

@@ -14,11 +14,11 @@ from planner.engine_config import EngineConfig
 from planner.replay import (
     NO_NOISE,
     acceptance_pattern,
+    beginnings_of,
     kernel_blocks,
     limits_of,
     request_rows,
     requests_that_never_run,
-    shared_prefixes,
     typed,
 )
 from planner.step_time import StepTime
@@ -77,8 +77,10 @@ class Engine:
         self.minds_waiting = self.limits.by_priority or self.limits.long_prefill_token_threshold > 0
         self.step_time = typed(StepTime(0, 0, 0))
         self.fresh = request_rows(trace, index)
-        self.blocks, self.prefixes, self.table = kernel_blocks(self.fresh, *shared_prefixes(trace, index), self.limits)
-        self.was_cached: set[int] = set()
+        self.spans, self.paths, self.table = kernel_blocks(self.fresh, beginnings_of(trace, index), self.limits)
+        self.num_branches = int(self.paths["branch"].max(initial=-1)) + 1
+        self.was_cached: dict[int, int] = {}
+        """How many blocks of each branch ever were in the prefix cache, from its beginning on."""
         self.depth = 2 if self.limits.is_async else 1
         cap = min(self.limits.max_num_seqs, len(index))
         self.running = np.zeros(cap + 1, np.int64)
@@ -103,7 +105,8 @@ class Engine:
         self.state["num_free_blocks"] = self.limits.num_gpu_blocks - 1
         self.state["next_new"] = self.state["next_arrival"] = row
         if self.limits.tracks_blocks:
-            kernel.lay_out_blocks(self.state[0], self.blocks, self.table)
+            self.spans[:] = 0
+            kernel.lay_out_blocks(self.state[0], self.spans, self.table)
             self.was_cached.clear()
         self.oldest = self.num_flights = 0
         self.offset_s = 0.0
@@ -219,7 +222,7 @@ class Engine:
         self.state["num_steps"] = 0
         at = (self.oldest + self.num_flights) % 2
         kernel.schedule(
-            self.state[0], self.requests, self.running, self.queue, self.blocks, self.prefixes, self.table, self.groups,
+            self.state[0], self.requests, self.running, self.queue, self.spans, self.paths, self.table, self.groups,
             self.limits, self.step_time, NO_NOISE, self.flights[at], self.entries[at], self.step, self.events,
         )  # fmt: skip
         self.num_flights += 1
@@ -236,7 +239,7 @@ class Engine:
         """Process the oldest step's output."""
         self.state["num_gaps"] = 0
         kernel.process_output(
-            self.state[0], self.requests, self.running, self.queue, self.blocks, self.prefixes, self.table, self.accept,
+            self.state[0], self.requests, self.running, self.queue, self.spans, self.paths, self.table, self.accept,
             self.limits, self.flights[self.oldest], self.entries[self.oldest], self.gaps, self.events, self.caps,
         )  # fmt: skip
         self.oldest = (self.oldest + 1) % 2
@@ -308,10 +311,11 @@ class Engine:
         rows = [*running, *self.queue[: state["num_queued"]], state["next_new"]]
         first = int(min(rows)) if first is None else first
         # Of the table only what is held counts, and in what order the rows that were ever used come next.
-        num_slots, width = int(state["peak_running"]), int(self.requests["num_listed"][running].max(initial=1))
+        num_slots, width = int(state["peak_running"]), max(1, int(self.requests["num_spans"][running].max(initial=1)))
         return Saved(
             first, self.requests[first:].copy(), self.order[first:].copy(), tuple(x.copy() for x in self._whole),
-            self.table[:num_slots, :width].copy(), self.oldest, self.num_flights, self.offset_s,
+            self.table[:num_slots, :width].copy(), self.spans[: max(state["num_span_rows"], self.num_branches)].copy(),
+            self.oldest, self.num_flights, self.offset_s,
         )  # fmt: skip
 
     def restore(self, saved: "Saved") -> None:
@@ -324,18 +328,19 @@ class Engine:
             num_slots, width = saved.table.shape
             self.table[num_slots:-1, 0] = np.arange(num_slots + 1, len(self.table))
             self.table[:num_slots, :width] = saved.table
+            self.spans[: len(saved.spans)] = saved.spans
         self.oldest, self.num_flights, self.offset_s = saved.oldest, saved.num_flights, saved.offset_s
 
     @property
     def num_bytes(self) -> int:
         """Size of a saved state, at most."""
-        arrays = (self.requests, self.order, self.table, *self._whole)
+        arrays = (self.requests, self.order, self.table, self.spans, *self._whole)
         return sum(values.nbytes for values in arrays)
 
     @property
     def _whole(self) -> tuple[npt.NDArray[Any], ...]:
         """The arrays that are saved as they are."""
-        return (self.state, self.running, self.queue, self.blocks, self.flights, self.entries)
+        return (self.state, self.running, self.queue, self.flights, self.entries)
 
 
 class Saved(NamedTuple):
@@ -347,6 +352,7 @@ class Saved(NamedTuple):
     order: npt.NDArray[np.int64]
     whole: tuple[npt.NDArray[Any], ...]
     table: npt.NDArray[np.int64]
+    spans: npt.NDArray[Any]
     oldest: int
     num_flights: int
     offset_s: float

@@ -37,38 +37,66 @@ class PrefixHashes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrefixes:
-    """The leading ids that requests have in common."""
+    """The leading ids that requests have in common, as the way of every request through the tree of all of them.
 
-    number: npt.NDArray[np.int64]
-    """(m,) one number for all ids of a request up to here: equal exactly where all of them are equal; −1 where no other
-    request begins with them (of the trace that they were found in, if this is a part of it)."""
-    num_ids: npt.NDArray[np.int64]
-    """(n,) how many leading ids of a request have such a number."""
+    A branch ends where those who share its last id go on with different ones. So two requests begin with the same k ids
+    exactly where both are on the same branch at the k-th.
+    """
+
+    branch: npt.NDArray[np.int64]
+    """(s,) branches in the order in which a request takes them, one request after the other."""
+    until: npt.NDArray[np.int64]
+    """(s,) with how many of its ids a request leaves the branch: for another one, or because its next id is not shared
+    (in the trace that this was found in, if this is a part of it)."""
+    offsets: npt.NDArray[np.int64]
+    """(n + 1,) request i takes branch[offsets[i]:offsets[i + 1]]."""
 
     def __post_init__(self) -> None:
-        self.number.flags.writeable = False
-        self.num_ids.flags.writeable = False
+        for values in (self.branch, self.until, self.offsets):
+            values.flags.writeable = False
+
+    @property
+    def num_ids(self) -> npt.NDArray[np.int64]:
+        """(n,) how many leading ids of a request another one has as well."""
+        return np.where(np.diff(self.offsets) > 0, np.append(self.until, 0)[self.offsets[1:] - 1], 0)
+
+    def at(self, index: npt.NDArray[np.intp]) -> "SharedPrefixes":
+        """Return the same for some of the requests: what they share with others, they share still."""
+        branch, offsets = _rows_at(self.offsets, index, self.branch)
+        return SharedPrefixes(branch, _rows_at(self.offsets, index, self.until)[0], offsets)
 
 
 def _shared_prefixes(ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> SharedPrefixes:
-    """Number what requests begin with, one id after the other, for as long as somebody goes the same way."""
+    """Follow the requests, id by id, for as long as somebody goes the same way."""
     length = np.diff(offsets)
     content = np.unique(ids, return_inverse=True)[1]
-    number, num_ids = np.full(len(ids), -1), np.zeros(len(length), np.int64)
-    row, before, num_numbers = np.arange(len(length)), np.zeros(len(length), np.int64), 0
-    for depth in range(int(length.max(initial=0))):
-        goes_on = length[row] > depth
-        row, before = row[goes_on], before[goes_on]
-        at = offsets[row] + depth
-        _, same, count = np.unique(before * len(ids) + content[at], return_inverse=True, return_counts=True)
-        is_shared = count[same] > 1
-        row, before = row[is_shared], same[is_shared]
-        if len(row) == 0:
-            break
-        number[at[is_shared]] = num_numbers + before
-        num_ids[row] = depth + 1
-        num_numbers += len(count)
-    return SharedPrefixes(number, num_ids)
+    row, node, branch = np.arange(len(length)), np.zeros(len(length), np.int64), np.full(len(length), -1)
+    taken = [(row[:0], row[:0], row[:0])]
+    depth = num_branches = 0
+    while len(row):
+        has_next = length[row] > depth
+        ways, first, way, count = np.unique(
+            node[has_next] * len(ids) + content[offsets[row[has_next]] + depth],
+            return_index=True,
+            return_inverse=True,
+            return_counts=True,
+        )
+        is_shared = count > 1
+        before = ways // max(len(ids), 1)
+        is_new = is_shared & ((np.bincount(before, is_shared)[before] > 1) | (depth == 0))
+        branch_of_way = np.where(is_shared, branch[has_next][first], -1)
+        branch_of_way[is_new] = num_branches + np.arange(is_new.sum())
+        num_branches += int(is_new.sum())
+        next_branch = np.full(len(row), -1)
+        next_branch[has_next] = branch_of_way[way]
+        leaves, goes_on = (branch >= 0) & (next_branch != branch), next_branch >= 0
+        taken.append((row[leaves], branch[leaves], np.full(leaves.sum(), depth)))
+        row, node, branch = row[goes_on], way[goes_on[has_next]], next_branch[goes_on]
+        depth += 1
+    row, branch, until = (np.concatenate(parts) for parts in zip(*taken, strict=True))
+    order = np.argsort(row, kind="stable")
+    num_taken = np.bincount(row, minlength=len(length))
+    return SharedPrefixes(branch[order], until[order], np.concatenate([[0], np.cumsum(num_taken)]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,9 +204,16 @@ class RequestTrace:
 
 
 def _hashes_at(hashes: PrefixHashes, index: npt.NDArray[np.intp]) -> PrefixHashes:
-    """The ids of the requests at `index`; the numbers of what they share are numbers still."""
-    num_ids = np.diff(hashes.offsets)[index]
-    offsets = np.concatenate([[0], np.cumsum(num_ids)])
-    places = np.arange(offsets[-1]) + np.repeat(hashes.offsets[:-1][index] - offsets[:-1], num_ids)
-    known = hashes.known and SharedPrefixes(hashes.known.number[places], hashes.known.num_ids[index])
-    return PrefixHashes(hashes.ids[places], offsets, hashes.block_tokens, known)
+    """The ids of the requests at `index`."""
+    ids, offsets = _rows_at(hashes.offsets, index, hashes.ids)
+    return PrefixHashes(ids, offsets, hashes.block_tokens, hashes.known and hashes.known.at(index))
+
+
+def _rows_at(
+    offsets: npt.NDArray[np.int64], index: npt.NDArray[np.intp], values: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Of rows of values, one row after the other, those at `index`, and where each begins."""
+    length = np.diff(offsets)[index]
+    begins = np.concatenate([[0], np.cumsum(length)])
+    places = np.arange(begins[-1]) + np.repeat(offsets[:-1][index] - begins[:-1], length)
+    return values[places], begins

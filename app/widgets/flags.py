@@ -112,15 +112,15 @@ def ask_default_flags(logged: EngineConfig, name: str) -> tuple[int, int]:
 
 
 def ask_more(today: EngineConfig) -> More | None:
-    """Ask which further flags to search; None, and why, where the values are none of theirs."""
-    names = several("Search these flags as well", "more", MORE)
+    """Ask what to search beside or instead of the usual; None, and why, where the values are not allowed."""
+    names = several("Try other values, or further flags", "more", (*SEARCHED, *MORE))
     words = [
         text(
             f"{name}: values to try",
             f"more_{name}",
-            placeholder="the usual ones beside today's",
+            placeholder="32, 64, 128" if name in SEARCHED else "the usual ones beside today's",
             help="Separated by commas, for instance 0, 0.05; on, off; 32, 64, none. KV blocks stand for "
-            "--gpu-memory-utilization.",
+            "--gpu-memory-utilization. Today's flags and vLLM's defaults are always tried.",
         )
         for name in names
     ]

@@ -14,7 +14,7 @@ from planner.executors import executor_at
 from planner.plan_file import save_plan, write_plan
 from planner.reasons import notches, why
 from planner.replay import warm_up
-from planner.search import MORE, Objective, Recommendation, read_more, recommend
+from planner.search import MORE, SEARCHED, Objective, Recommendation, read_more, recommend
 from planner.step_time import StepTime
 from planner.verdict import (
     advice,
@@ -41,8 +41,9 @@ def add_to(commands: Any) -> None:
         action="append",
         default=[],
         metavar="FLAG[=V1,V2,…]",
-        help="also choose this flag, among these values or the usual ones; may be given more than once: "
-        f"{', '.join(MORE)}",
+        help="choose this flag among these values; may be given more than once. Searched anyway, these values "
+        f"instead of the usual ones: {', '.join(SEARCHED)}. Searched as well, the usual values where none are "
+        f"given: {', '.join(MORE)}",
     )
     parser.add_argument("-o", "--output", help="write the plan here, as JSON")
     add_json(parser)

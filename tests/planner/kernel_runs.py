@@ -4,7 +4,7 @@ import numpy as np
 from naive import Engine
 
 from planner import kernel
-from planner.replay import NO_CAPS, NO_NOISE, WHOLE_REPLAY, kernel_blocks
+from planner.replay import NO_CAPS, NO_NOISE, WHOLE_REPLAY, Beginnings, kernel_blocks
 from planner.step_time import StepTime
 from traces.requests import PrefixHashes
 
@@ -58,20 +58,21 @@ def run_kernel(
         row["priority"] = request.get("priority", 0)
         row["identity"] = i
         row["classes"] = 1
-    limit = limits(config, tracks_blocks)._replace(id_block_tokens=id_block_tokens)
+    limit = limits(config, tracks_blocks)
     ids = [requests[i].get("ids") or () for i in order]
     offsets = np.cumsum([0, *map(len, ids)])
     shared = PrefixHashes(np.array([c for row in ids for c in row], np.int64), offsets, id_block_tokens).shared
     num_tokens = np.minimum(shared.num_ids * id_block_tokens, rows["prompt_tokens"] + rows["output_tokens"])
-    blocks, prefixes, table = kernel_blocks(rows, shared.number, offsets[:-1], num_tokens, limit)
+    beginnings = Beginnings(shared.branch, shared.until * id_block_tokens, np.diff(shared.offsets), num_tokens)
+    spans, paths, table = kernel_blocks(rows, beginnings, limit)
     state = np.zeros(1, kernel.ENGINE)
     accept = np.array((config["spec"] or {"accept": [0]})["accept"])
     window_rows = np.array(windows, np.int64).reshape(-1, 2)
     outcome, steps, shared, gaps, events = kernel.replay(
         rows,
         state,
-        blocks,
-        prefixes,
+        spans,
+        paths,
         table,
         accept,
         limit,
@@ -167,7 +168,6 @@ def limits(config: dict, tracks_blocks: bool) -> kernel.Limits:
         by_priority=config["policy"] == "priority",
         caches_prefixes=config["enable_prefix_caching"],
         tracks_blocks=tracks_blocks,
-        id_block_tokens=1,
         num_spec_tokens=spec["k"],
         num_lookahead_tokens=lookahead * spec["k"],
         num_extra_inputs=extra_inputs,

@@ -105,7 +105,7 @@ def test_further_flags_are_searched_when_asked_for(capsys, trace_file):
     assert {loser["flags"].get("watermark", 0.0) for loser in document["losers"]} == {0.0, 0.05}
     code, out, err = run(capsys, *given, "--search", "seats")
     assert (code, out) == (2, "")
-    assert "--search seats: known are num_gpu_blocks" in err
+    assert "--search seats: known are max_num_batched_tokens" in err
 
 
 def test_a_target_that_no_setting_meets_ends_with_3(capsys, trace_file, tmp_path):

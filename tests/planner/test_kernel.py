@@ -11,7 +11,7 @@ from traces_by_hand import trace_of
 
 from planner import kernel
 from planner.engine_config import EngineConfig
-from planner.replay import NO_CAPS, NO_NOISE, WHOLE_REPLAY, kernel_blocks, replay
+from planner.replay import NO_CAPS, NO_NOISE, WHOLE_REPLAY, Beginnings, kernel_blocks, replay
 from planner.step_time import StepTime
 
 COMPARED = ("outcome", "end_ns", "steps", "token_step", "preemptions", "unfinished")
@@ -102,6 +102,45 @@ def test_kernel_is_the_naive_model(scenario, step_time):
 
     assert {name: ours[name] for name in COMPARED} == {name: theirs[name] for name in COMPARED}
     assert gaps_of(ours) == sorted(gap for times in token_times(theirs) for gap in np.diff(times).tolist())
+
+
+@settings(max_examples=EXAMPLES // 10)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 3, 4, 6, 9, 12]),
+    st.integers(10, 120),
+    st.sampled_from([None, None, "eagle"]),
+    st.sampled_from(["fcfs", "priority"]),
+    st.booleans(),
+)
+def test_conversations_that_branch(seed, block_size, pool_percent, method, policy, is_async):
+    """Turns that begin like others up to anywhere, in a cache that forgets: what is found, cut, grown and evicted."""
+    rng = np.random.default_rng(seed)
+    said = [[0], [1]]
+    requests = []
+    for i in range(40):
+        before = said[rng.integers(len(said))]
+        ids = before[: rng.integers(1, len(before) + 1)] if rng.random() < 0.3 else before
+        ids = ids + [100 * i + k for k in range(10, 10 + rng.integers(0, 8))]
+        said.append(ids)
+        prompt = max(1, len(ids) * ID_BLOCK_TOKENS - int(rng.choice([0, 0, 1, 5])))
+        requests.append(
+            {"arrival_ns": int(rng.integers(0, 200)) * 500, "prompt": prompt, "out": int(rng.integers(1, 20))}
+            | {"max_tokens": 30, "priority": int(rng.integers(0, 3)), "ids": ids}
+        )
+    longest = max(r["prompt"] + r["out"] for r in requests)
+    most = max(longest + 8, sum(r["prompt"] for r in requests) * pool_percent // 200)
+    config = BASIC | {
+        "block_size": block_size, "num_blocks": most // block_size + 3, "enable_prefix_caching": True,
+        "async_scheduling": is_async, "policy": policy, "scheduler_reserve_full_isl": bool(seed % 2),
+        "max_num_batched_tokens": int(rng.choice([16, 64, 256])), "max_num_seqs": int(rng.integers(1, 9)),
+        "spec": method and {"method": method, "k": 2, "accept": [0, 2, 1]},
+    }  # fmt: skip
+    theirs = run_naive(requests, config, StepTime(900, 70, 13), 5000, ID_BLOCK_TOKENS)
+
+    ours = run_kernel(requests, config, StepTime(900, 70, 13), 5000, ID_BLOCK_TOKENS)
+
+    assert {name: ours[name] for name in COMPARED} == {name: theirs[name] for name in COMPARED}
 
 
 @settings(max_examples=200)
@@ -208,7 +247,7 @@ def test_cancel_stops_the_replay():
     outcome, steps, *_ = kernel.replay(
         rows,
         np.zeros(1, kernel.ENGINE),
-        *kernel_blocks(rows, np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64), limit),
+        *kernel_blocks(rows, Beginnings(*np.zeros((4, 1), np.int64)), limit),
         np.zeros(1, np.int64),
         limit,
         StepTime(1, 1, 1),

@@ -18,6 +18,7 @@ from planner.search import (
     Objective,
     SearchSpace,
     closed_form_budget,
+    default_space,
     extrapolated_share,
     offered_load,
     read_more,
@@ -295,8 +296,18 @@ def test_further_flags_are_read_from_words():
         max_num_active_seqs=(400, None),
         num_gpu_blocks=(3201, 3601, 4001, 4401),
     )
+    instead = read_more(("max_num_seqs=32,16", "max-num-batched-tokens=16"), TODAY)
+    assert instead == More(max_num_seqs=(16, 32), max_num_batched_tokens=(16,))
+    space = default_space(TODAY, 900, (8192, 1024), 10_000, instead)
+    assert (space.max_num_seqs, space.max_num_batched_tokens, space.more) == ((16, 32), (16,), More())
+    assert (
+        space.long_prefill_token_threshold
+        == default_space(TODAY, 900, (8192, 1024), 10_000).long_prefill_token_threshold
+    )
     for text, said in (
         ("seats", "known are"),
+        ("max_num_seqs", "searched anyway"),
+        ("max_num_seqs=0", "vLLM allows"),
         ("watermark=much", "write values"),
         ("async_scheduling=perhaps", "write values"),
         ("watermark=2", "vLLM allows"),

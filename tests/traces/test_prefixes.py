@@ -87,20 +87,25 @@ def test_what_begins_alike_could_be_saved() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8))
-def test_what_requests_share_is_numbered(rows) -> None:
-    """By comparing everybody with everybody: equal numbers where everything up to there is equal, and somebody has."""
+def test_what_requests_share_is_a_tree(rows) -> None:
+    """By comparing everybody with everybody: on one branch where everything up to there is equal, and somebody has."""
     offsets = np.cumsum([0, *map(len, rows)])
     hashes = PrefixHashes(np.array([one for row in rows for one in row], np.int64), offsets, 16)
-    number = [hashes.shared.number[offsets[i] : offsets[i + 1]].tolist() for i in range(len(rows))]
+    shared = hashes.shared
+    branches = []
     for i, row in enumerate(rows):
         others = [other for j, other in enumerate(rows) if j != i]
         alike = [any(row[: k + 1] == other[: k + 1] for other in others) for k in range(len(row))]
-        assert hashes.shared.num_ids[i] == sum(alike)
-        assert [one >= 0 for one in number[i]] == alike
-    numbered = {(number[i][k], tuple(row[: k + 1])) for i, row in enumerate(rows) for k in range(len(row))}
-    numbered = {(one, prefix) for one, prefix in numbered if one >= 0}
-    assert len(numbered) == len({one for one, _ in numbered}) == len({prefix for _, prefix in numbered})
-    assert hashes.shared is hashes.shared, "found once"
+        taken = slice(shared.offsets[i], shared.offsets[i + 1])
+        branches.append(np.repeat(shared.branch[taken], np.diff([0, *shared.until[taken]])).tolist())
+        assert shared.num_ids[i] == len(branches[i]) == sum(alike)
+        assert len(set(branches[i])) == len(shared.branch[taken]), "a branch that was left is not taken again"
+    met = {((k, one), tuple(rows[i][: k + 1])) for i, row in enumerate(branches) for k, one in enumerate(row)}
+    assert len(met) == len({place for place, _ in met}) == len({prefix for _, prefix in met})
+    goes_on = {prefix: {longer for _, longer in met if longer[:-1] == prefix} for _, prefix in met}
+    for (k, branch), prefix in met:
+        assert ((k + 1, branch) in {place for place, _ in met}) == (len(goes_on[prefix]) == 1)
+    assert hashes.shared is shared, "found once"
 
 
 def test_made_up_common_text_has_the_share_that_was_asked_for() -> None:

@@ -261,7 +261,7 @@ def compared(comparisons: tuple[Comparison, ...]) -> pd.DataFrame:
         if len(one.runs) == 1:
             del lines["in 1 replays"]
         named = {line: LATENCIES[one.name] if line == "measured" else "" for line in lines}
-        rows += [[named[line], line, *map(_unbroken, cells)] for line, cells in lines.items()]
+        rows += [[named[line], *map(_unbroken, (line, *cells))] for line, cells in lines.items()]
     return pd.DataFrame(rows, columns=["latency", "", *shares]).set_index("latency")
 
 

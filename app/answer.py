@@ -1,5 +1,7 @@
 """The answer of a plan, drawn from the verdict down to the losers."""
 
+from contextlib import nullcontext
+
 import streamlit as st
 
 from app import compute, frames, load, panels, state
@@ -15,9 +17,11 @@ from planner.command import serve_command
 from planner.export import provenance
 from planner.measured import trust_sentence
 from planner.plan_file import Words
-from planner.reasons import binding_constraint, no_op_flags
+from planner.reasons import why
 from planner.search import Recommendation
+from planner.step_time import StepTimeFit
 from planner.verdict import (
+    advice,
     confidence_sentences,
     effort,
     flags_in_words,
@@ -36,7 +40,7 @@ def show_verdict(job: PlanJob) -> None:
     show_sentence(job.saved.words)
     _show_command(plan)
     _show_confidence(plan)
-    _show_trust()
+    _show_trust(job)
 
 
 def show_evidence(job: PlanJob) -> None:
@@ -72,7 +76,7 @@ def show_sentence(words: Words) -> None:
 
 def _show_confidence(plan: Recommendation) -> None:
     """Say how sure the verdict is, in a line; the rest when asked for."""
-    sure, *details = confidence_sentences(plan) or ("Of the closest setting:",)
+    sure, *details = confidence_sentences(plan) or ("The closest setting misses the targets.",)
     summary = plan.closest.summary
     st.markdown(
         f"{sure} The worst gap of any request is {seconds(summary.itl.max_s)}; "
@@ -83,11 +87,18 @@ def _show_confidence(plan: Recommendation) -> None:
             st.markdown("\n".join(f"- {sentence}" for sentence in details))
 
 
-def _show_trust() -> None:
-    """How a replay compares with what was measured, where that is known."""
+def _show_trust(job: PlanJob) -> None:
+    """How far a replay and its step times can be believed: against what was measured, or against the log alone."""
     comparisons = state.session().compared
     if comparisons is not None:
         st.markdown(f"{trust_sentence(comparisons)} The Calibration page shows it.")
+        return
+    fitted = ""
+    if isinstance(job.model, StepTimeFit):
+        fitted = (
+            f"Step times are off by {percent(job.model.held_out_mape)} on steps that the fit did not see, on average. "
+        )
+    st.markdown(f"{fitted}The replay is not held against a measurement yet; the Calibration page does that.")
 
 
 def _show_command(plan: Recommendation) -> None:
@@ -95,20 +106,17 @@ def _show_command(plan: Recommendation) -> None:
     if plan.best is None:
         return
     config, today = plan.best.engine_config, plan.today.engine_config
-    if config == today:
-        st.markdown("Keep today's flags:")
-        st.code(serve_command(config), language="bash")
-        return
-    st.markdown("Change these flags:")
-    st.code(serve_command(config, today), language="bash")
-    with st.expander("The full command"):
-        st.code(serve_command(config), language="bash")
+    st.markdown(advice(plan))
+    if config != today:
+        st.code(serve_command(config, today), language="bash", wrap_lines=True)
+    with st.expander("The full command") if config != today else nullcontext():
+        st.code(serve_command(config), language="bash", wrap_lines=True)
 
 
 def _show_why(job: PlanJob, plan: Recommendation) -> None:
     """Say what binds, what does nothing, and what the answer does not know."""
     st.subheader("Why")
-    lines = [binding_constraint(plan), *no_op_flags(plan)]
+    lines = list(why(plan))
     if (needed := kv_sentence(plan)) is not None:
         lines.insert(0, needed)
     unseen = unseen_prefixes(job.trace, plan.closest.engine_config)
@@ -202,7 +210,11 @@ def _show_losers(plan: Recommendation) -> None:
     table = frames.losers(plan)
     with st.expander(f"Why the other {len(table):,} settings lost"):
         chosen = st.dataframe(
-            frames.rounded(table), hide_index=True, key="losers", on_select="rerun", selection_mode="single-row"
+            frames.rounded(table.drop(columns="reason")),  # a code for the file; on screen the sentence says it
+            hide_index=True,
+            key="losers",
+            on_select="rerun",
+            selection_mode="single-row",
         )
         rows = [row for row in chosen["selection"]["rows"] if row < len(plan.losers)]
         if rows:

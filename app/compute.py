@@ -33,14 +33,14 @@ from planner.search import NO_MORE, More, Objective
 from planner.slo import Slo
 from planner.step_time import Model, SavedModel, StepTime, StepTimeFit, read_model
 from traces import read
-from traces.answers import ReadAnswers
+from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import InputError
 from traces.measured import MeasuredRequests, read_measured
 from traces.prefixes import reuse_share
 from traces.requests import RequestTrace
 from traces.selection import stamp_step_s
 from traces.steps import ServerFacts, StepLog
-from traces.tables import Source
+from traces.tables import OpenedFile, Source
 from traces.workload import Workload, make_trace
 
 T = TypeVar("T")
@@ -58,7 +58,15 @@ HEAD_START_S = 3.0
 """How long the first page has the processor to itself."""
 
 
-def understand_trace(data: Source, file_name: str, answers: ReadAnswers) -> RequestTrace | InputError:
+def understand_upload(data: Source, file_name: str) -> tuple[RequestTrace | InputError, MeasuredRequests | InputError]:
+    """The trace in a new file, and what the file says was measured; opened once, as parsing JSON takes longest."""
+    opened = _outcome(lambda: read.open_requests(data, file_name))
+    if isinstance(opened, InputError):
+        return opened, opened
+    return understand_trace(opened, file_name, NO_ANSWERS), understand_measured(opened, file_name, NO_ANSWERS)
+
+
+def understand_trace(data: Source | OpenedFile, file_name: str, answers: ReadAnswers) -> RequestTrace | InputError:
     """The trace, or what stands against it."""
     return _outcome(lambda: read.read_trace(data, file_name, answers))
 
@@ -151,7 +159,9 @@ def understand_model(data: Source, file_name: str, _: ReadAnswers) -> SavedModel
     return _outcome(lambda: read_model(text, file_name))
 
 
-def understand_measured(data: Source, file_name: str, answers: ReadAnswers) -> MeasuredRequests | InputError:
+def understand_measured(
+    data: Source | OpenedFile, file_name: str, answers: ReadAnswers
+) -> MeasuredRequests | InputError:
     """What was measured, or what stands against it."""
     return _outcome(lambda: read_measured(data, file_name, answers))
 

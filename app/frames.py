@@ -227,7 +227,8 @@ def fit_basis(model: StepTimeFit | SavedModel) -> pd.DataFrame:
     if (covered := model.covered) is not None:
         context = covered.max_kv_decode_tokens
         facts += [
-            ("requests in a step", f"up to {covered.max_num_seqs:,}; beyond is extrapolation, like below"),
+            ("covered range", "beyond it, a plan extrapolates and says so"),
+            ("requests in a step", f"up to {covered.max_num_seqs:,}"),
             ("prefill tokens in a step", f"up to {covered.max_prefill_tokens:,}"),
             ("context that decodes read", f"up to {context:,.0f} tokens" if context == context else "not in the log"),
         ]
@@ -247,20 +248,27 @@ LATENCIES = {
 
 
 def compared(comparisons: tuple[Comparison, ...]) -> pd.DataFrame:
-    """Every latency: simulated (of several replays: the least–the most) / measured, and how far the former is off."""
+    """Every latency, line by line: measured, simulated, what several replays reach, and how far off that is."""
+    shares = ("mean", "p50", "p90", "p99", "max")
+    rows = []
+    for one in comparisons:
+        lines = {
+            "measured": [seconds(getattr(one.measured, f"{share}_s")) for share in shares],
+            "simulated": [seconds(getattr(one.predicted, f"{share}_s")) for share in shares],
+            f"in {len(one.runs)} replays": [_reach(*one.reach_s(share)) for share in shares],
+            "off by": [signed_percent(one.relative_error(share)) for share in shares],
+        }
+        if len(one.runs) == 1:
+            del lines["in 1 replays"]
+        named = {line: LATENCIES[one.name] if line == "measured" else "" for line in lines}
+        rows += [[named[line], *map(_unbroken, (line, *cells))] for line, cells in lines.items()]
+    return pd.DataFrame(rows, columns=["latency", "", *shares]).set_index("latency")
 
-    def cell(one: Comparison, share: str) -> str:
-        predicted_s, measured_s = (getattr(values, f"{share}_s") for values in (one.predicted, one.measured))
-        error = one.relative_error(share)
-        off = "" if np.isnan(error) else f" ({signed_percent(error)})"
-        reach = f" ({'–'.join(map(_unbroken, map(seconds, one.reach_s(share))))})" if len(one.runs) > 1 else ""
-        return f"{_unbroken(seconds(predicted_s))}{reach} / {_unbroken(seconds(measured_s))}{off}"
 
-    rows = {
-        LATENCIES[one.name]: {share: cell(one, share) for share in ("mean", "p50", "p90", "p99", "max")}
-        for one in comparisons
-    }
-    return pd.DataFrame.from_dict(rows, orient="index")
+def _reach(low_s: float, high_s: float) -> str:
+    """Two durations, the unit once where it is the same."""
+    low, high = seconds(low_s), seconds(high_s)
+    return f"{low.removesuffix(' ' + high.partition(' ')[2])} to {high}"
 
 
 def differences(unexplained: tuple[Difference, ...]) -> pd.DataFrame:
@@ -319,10 +327,10 @@ def measures(slo: Slo) -> tuple[Measure, ...]:
         ),
         Measure("Worst gap of any request", lambda s: s.itl.max_s, seconds),
         Measure(f"Stalled time: gaps beyond {seconds(slo.itl_s)}, summed", lambda s: s.stalled_s, seconds),
+        Measure("Stalled share of the streaming time", lambda s: s.stalled_share, percent),
         _wait("p50", lambda s: s.ttft.p50_s),
         _wait("p99", lambda s: s.ttft.p99_s),
         *target_wait,
-        Measure("Stalled share of the streaming time", lambda s: s.stalled_share, percent),
         Measure("E2E p50, arrival to last token", lambda s: s.e2e.p50_s, seconds, needs_stability=True),
         *target_end,
         Measure(
@@ -421,9 +429,9 @@ def one_notch(plan: Recommendation) -> pd.DataFrame:
         [
             {
                 "flag": notch.said(plan),
-                f"ITL {gap}, pooled": seconds(summary.itl_at_percentile_s),
-                "worst gap": seconds(summary.itl.max_s),
-                f"TTFT {wait}": "unstable" if summary.is_unstable else seconds(summary.ttft_at_percentile_s),
+                f"ITL {gap}, pooled": _unbroken(seconds(summary.itl_at_percentile_s)),
+                "worst gap": _unbroken(seconds(summary.itl.max_s)),
+                f"TTFT {wait}": "unstable" if summary.is_unstable else _unbroken(seconds(summary.ttft_at_percentile_s)),
                 "targets": "; ".join(rejection_sentence(v) for v in notch.candidate.violations) or "met",
             }
             for notch in notches(plan)
@@ -443,12 +451,12 @@ def losers(plan: Recommendation) -> pd.DataFrame:
         [
             {
                 **{name: getattr(candidate.engine_config, name) for name in plan.space.searched},
-                "reason": rejection.reason.value,
-                "why": rejection_sentence(rejection),
                 f"ITL {gap}, pooled [ms]": ms(candidate, candidate.summary.itl_at_percentile_s),
                 "worst gap [ms]": ms(candidate, candidate.summary.itl.max_s),
                 f"TTFT {wait} [ms]": ms(candidate, candidate.summary.ttft_at_percentile_s),
                 "preemptions": candidate.summary.num_preemptions if candidate.is_complete else None,
+                "reason": rejection.reason.value,
+                "why": rejection_sentence(rejection),
             }
             for candidate, rejection in plan.losers
         ]

@@ -45,11 +45,11 @@ FLAGS = {
 """Flag to what lowering it gives, and what it costs."""
 
 QUESTIONS = {
-    "Which flag bounds the freeze?": "Plan, under Why: what binds, and one notch on each flag.",
+    "Which flag bounds the freeze?": "Plan, under Why: the first sentence, and one notch on each flag.",
     "What do I pay?": "Plan: today beside the recommended flags, each number marked better or worse; the trade-off.",
     "Is it feasible?": "Plan, first sentence: met, missed or unstable, with the margin.",
-    "How many replicas?": "Plan, How much load does it carry?",
-    "Can I believe it?": "Plan, under the first sentence: the probability. Calibration: error on held-out steps, and "
-    "simulated beside measured.",
+    "How many replicas?": "Plan, under How much load does it carry: Find out.",
+    "Can I believe it?": "Plan, under the command: the probability, and the error of the step times or against what "
+    "was measured. Calibration has the details.",
 }
 """What people ask, and where it is answered."""

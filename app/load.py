@@ -15,7 +15,7 @@ def show_load(job: PlanJob) -> None:
     """Ask what is wanted to know about load, and answer it once it is asked for: that takes some thirty replays."""
     session, plan = state.session(), job.result
     assert plan is not None
-    st.subheader("How much load does it carry?")
+    st.subheader("How much load does it carry, and how many replicas are needed?")
     growth, routing, button = st.columns([1, 2, 1], vertical_alignment="bottom")
     with growth:
         growth_asked = ask_growth()
@@ -36,7 +36,10 @@ def show_load(job: PlanJob) -> None:
     if finding is not None and is_going:
         panels.watch(finding)
     elif finding is None or finding.question != asked:
-        st.caption("Replays the answer's flags under more and less load; about thirty replays.")
+        st.caption(
+            "Replays the answer's flags under more and less load, and on several replicas where one is not enough; "
+            "about thirty replays."
+        )
     elif finding.result is None:
         panels.show_end(finding)
     else:

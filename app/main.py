@@ -18,6 +18,13 @@ STYLE = """<style>
 .st-key-strip .stColumn {min-width: 16rem}
 /* Streamlit wraps cells at 400 pixels, however much room there is. */
 .stTable td [data-testid="stMarkdownContainer"] {max-width: none}
+/* It indents every column head but the first, and every cell but the first two. */
+.stTable tbody th + td {padding-left: 16px !important}
+/* Who presses Plan half down the page sees how far it is. */
+div:has(> .st-key-progress) {position: sticky; top: 3.75rem; z-index: 9}
+.st-key-progress {background: Canvas; padding: 0.5rem 0}
+/* It does not show which page's name the keyboard is on. */
+.stAppHeader a:focus-visible {outline: 2px solid #2A85C7 !important; outline-offset: -2px}
 /* It draws nothing. */
 .st-key-tab {position: absolute}
 </style>"""
@@ -39,7 +46,7 @@ with nullcontext() if "app.panels" in sys.modules else st.spinner("Loading the p
     # Not at the top: the first visitor of a server sees where he is before these have been loaded.
     from app import compute, panels, state, tab
 compute.compiler()
-if state.follow(tab.ask_secret(state.is_followed())):
+if state.follow(tab.ask(state.is_followed())):
     st.rerun()
 panels.show_strip()
 page.run()

@@ -23,7 +23,7 @@ from planner.align import Alignment
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.errors import UnfitStepLog
 from planner.export import timed_trace
-from planner.measured import mismatches, trust_sentence
+from planner.measured import Comparison, mismatches, trust_sentence
 from planner.remedies import what_to_record
 from planner.step_time import SavedModel, StepTime, StepTimeFit, step_time_of, write_model
 from planner.verdict import class_sentence, seconds
@@ -151,15 +151,20 @@ def watch(job: Job, name: str = "") -> None:
         Tells apart jobs that are watched at the same time.
     """
     waited = f"{time.monotonic() - job.started_s:.0f} s"
+    share = 0.0
     if job.status is Status.COMPILING:
-        st.progress(0.0, f"Compiling the scheduler, once per installation (about half a minute) … {waited}")
+        words = f"Compiling the scheduler, once per installation (about half a minute) … {waited}"
+    elif not job.num_planned:
+        words = f"Starting … {waited}"
     else:
+        share = min(1.0, job.num_done / job.num_planned)
         left = "" if job.left_s is None else f", about {job.left_s:.0f} s more"
         num = "1 replay" if job.num_planned == 1 else f"{job.num_planned:,} replays"
         words = " · ".join(filter(None, (f"{job.num_done:,} of {num}", f"{waited}{left}", job.newest)))
-        st.progress(min(1.0, job.num_done / max(job.num_planned, 1)), words)
-    if st.button("Cancel", icon=":material/stop:", key=f"cancel_{type(job).__name__}_{name}"):
-        job.cancel()
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.progress(share, words)
+        if st.button("Cancel", icon=":material/stop:", key=f"cancel_{type(job).__name__}_{name}"):
+            job.cancel()
     if not job.is_going:
         st.rerun()
 
@@ -176,7 +181,7 @@ def show_missing(sentence: str, page: str, label: str) -> None:
     """Say what a page still needs, with the way there and the example beside it."""
     st.info(sentence, icon=":material/arrow_upward:")
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.page_link(PAGES[page], label=label, icon=":material/upload_file:")
+        show_next(page, label)
         offer_example()
 
 
@@ -381,14 +386,14 @@ def show_remedies(calibration: StepTimeFit | UnfitStepLog) -> None:
         for remedy in remedies:
             st.markdown(frames.literal(remedy.sentence))
             if remedy.bench:
-                st.code(remedy.bench, language="bash")
+                st.code(remedy.bench, language="bash", wrap_lines=True)
         for words, lines in (
             ("Start vLLM with its iteration log:", [remedy.serve for remedy in remedies]),
             ("Or with the recorder, which needs no log:", [remedy.plug_in for remedy in remedies]),
         ):
             if (chosen := next((line for line in lines if line), None)) is not None:
                 st.markdown(words)
-                st.code(chosen, language="bash")
+                st.code(chosen, language="bash", wrap_lines=True)
 
 
 def show_measured() -> None:
@@ -415,10 +420,9 @@ def show_measured() -> None:
     show_notices(mismatches(trace, measured))
     st.info(trust_sentence(comparisons), icon=":material/balance:")
     st.caption(
-        f"Simulated under today's flags / measured by {measured.clock} clocks ({frames.literal(reading.file_name)}). "
-        "Simulated is a plain replay, or a typical one of several with the scatter of the log's steps (in brackets: "
-        "the least and the most of any). A client's times hold the way to the engine and back, which a replay does "
-        "not know."
+        f"Measured by {measured.clock} clocks ({frames.literal(reading.file_name)}), simulated under today's flags"
+        f"{_of_replays(comparisons)}. A client's times hold the way to the engine and back, which a replay does not "
+        "know."
     )
     st.table(frames.compared(comparisons), border="horizontal")
     columns = st.columns(2, gap="large")
@@ -427,10 +431,19 @@ def show_measured() -> None:
             show_figure(distributions.predicted_and_measured(one), f"measured_{one.name}")
 
 
+def _of_replays(comparisons: tuple[Comparison, ...]) -> str:
+    """What the simulated numbers are taken from."""
+    num = max(len(one.runs) for one in comparisons)
+    if num == 1:
+        return " by a plain replay"
+    return f": the middle of {num} replays with the scatter of the log's steps, and the least to the most of them"
+
+
 def show_notices(notices: tuple[str, ...]) -> None:
     """What the user must know although all went well."""
     if notices:
-        st.warning("\n".join(f"- {frames.literal(notice)}" for notice in notices), icon=":material/info:")
+        words = [frames.literal(notice) for notice in notices]
+        st.warning("\n".join(f"- {one}" for one in words) if len(words) > 1 else words[0], icon=":material/info:")
 
 
 def show_stale(planned: PlanInputs, now: PlanInputs | None) -> None:

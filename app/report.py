@@ -155,7 +155,7 @@ def _measured(comparisons: tuple[Comparison, ...]) -> list[str]:
         return []
     drawn = [one for one in comparisons if one.name in ("itl", "ttft")]
     return [
-        _heading(2, "A replay under today's flags, simulated / measured"),
+        _heading(2, "A replay under today's flags, beside what was measured"),
         f"<p>{escape(trust_sentence(comparisons))}</p>",
         _table(frames.compared(comparisons)),
         *(_figure(f"compared_{one.name}", distributions.predicted_and_measured(one)) for one in drawn),

@@ -11,6 +11,7 @@ from app import compute
 from app.compute import PlanInputs, Setting
 from app.jobs import InsideJob, LoadJob, Look, PlanJob, Status, WhatIf, WhatIfJob
 from app.kept import is_secret
+from app.tab import Told
 from planner.align import Alignment
 from planner.engine_config import EngineConfig, flags_from_facts
 from planner.measured import Comparison
@@ -140,12 +141,22 @@ class Session:
     """Names the question for the setting: a new name makes it forget what was chosen before."""
 
     def copy(self) -> "Session":
-        """One that knows the same, and changes by itself."""
+        """One that knows the same, and changes by itself; what runs beside the pages goes on for both."""
         own = copy(self)
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, Reading | dict):
                 setattr(own, one.name, copy(value))
+        return own
+
+    def without_work(self) -> "Session":
+        """One for another tab: it knows the same, but what runs beside the pages is not its own to cancel."""
+        own = self.copy()
+        for name in ("job", "load_job"):
+            work = getattr(own, name)
+            if work is not None and work.is_going:
+                setattr(own, name, None)
+        own.asked = {kind: job for kind, job in own.asked.items() if not job.is_going}
         return own
 
     @property
@@ -304,8 +315,8 @@ class Session:
 
     def upload_trace(self, data: Source, file_name: str) -> None:
         """Take a new trace; a file that says when tokens came is a measurement as well."""
-        measured = compute.understand_measured(data, file_name, NO_ANSWERS)
-        self.trace.upload(data, file_name, compute.understand_trace)
+        trace, measured = compute.understand_upload(data, file_name)
+        self.trace.upload(data, file_name, lambda *_: trace)
         self.selection, self.measured = WHOLE, Reading(num_uploads=self.measured.num_uploads + 1)
         if isinstance(measured, MeasuredRequests):
             self.measured.give(measured, file_name)
@@ -360,12 +371,12 @@ def is_followed() -> bool:
     return "secret" in st.session_state
 
 
-def follow(secret: object) -> bool:
-    """Keep this session for its tab, or take up the one that the tab had before it was loaded anew.
+def follow(told: Told | None) -> bool:
+    """Keep this session for its tab, or take up the one that the tab begins with.
 
     Parameters
     ----------
-    secret : object
+    told : Told or None
         What the tab says; anything that is no secret is ignored, and nothing is kept.
 
     Returns
@@ -373,13 +384,13 @@ def follow(secret: object) -> bool:
     bool
         Whether there is another session now.
     """
-    if not is_secret(secret):
+    if told is None or not is_secret(told.secret):
         return False
-    before = None if is_followed() else compute.kept().get(str(secret))
-    st.session_state["secret"] = secret
+    before = compute.kept().get(str(told.origin)) if is_secret(told.origin) and not is_followed() else None
+    st.session_state["secret"] = told.secret
     if before is not None:
-        # A copy: a script of the session before may still be running. What runs beside the pages goes on for both.
-        st.session_state["session"] = before.copy()
+        # A copy: a script of the session before may still be running.
+        st.session_state["session"] = before.copy() if told.origin == told.secret else before.without_work()
         st.session_state.update(session().answers)
-    compute.kept().put(str(secret), session())
+    compute.kept().put(str(told.secret), session())
     return before is not None

@@ -147,4 +147,5 @@ def trust_sentence(comparisons: tuple[Comparison, ...]) -> str:
         advice = "trust the order of the settings, and leave that much room in the targets."
     else:
         advice = "do not plan on this model; are trace, flags and measurements of one run?"
-    return f"Against what was measured the replay is off by: {said}; the largest miss is {worst:.0%}: {advice}"
+    miss = f"the largest miss is {round(100 * worst):,} %"
+    return f"Against what was measured the replay is off by: {said}; {miss}: {advice}"

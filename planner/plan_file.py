@@ -13,7 +13,7 @@ from planner.engine_config import VLLM_VERSION, EngineConfig, changed_flags
 from planner.errors import BadPlan
 from planner.json_values import from_json, to_json
 from planner.metrics import Summary
-from planner.reasons import binding_constraint, no_op_flags
+from planner.reasons import why
 from planner.search import SEARCHED, Objective, Recommendation, SearchSpace, in_order
 from planner.slo import Slo
 from planner.step_time import Coefficient, Covered, Model, StepTime
@@ -185,9 +185,8 @@ def _words(plan: Recommendation, trace: RequestTrace) -> Words:
         sentence=found.sentence,
         target=slo_sentence(plan.slo, plan.objective),
         why=(
-            binding_constraint(plan),
+            *why(plan),
             *confidence_sentences(plan),
-            *no_op_flags(plan),
             *(() if unseen is None else (unseen,)),
         ),
         rules=rules_in_force(config),

@@ -17,13 +17,39 @@ from planner.verdict import (
 )
 
 
+def why(plan: Recommendation) -> tuple[str, ...]:
+    """Which flag bounds the longest gap, what keeps the answer from being better, and which flags do nothing."""
+    return (*freeze_bound(plan), binding_constraint(plan), *no_op_flags(plan))
+
+
+def freeze_bound(plan: Recommendation) -> tuple[str, ...]:
+    """Which flag keeps the longest token gap from being longer: the one whose next value lengthens it most."""
+    worst_s = plan.closest.summary.itl.max_s
+    by_gap = sorted(notches(plan), key=lambda notch: notch.candidate.summary.itl.max_s)
+    if not plan.closest.summary.num_gaps or not by_gap:
+        return ()
+    longest = by_gap[-1]
+    longer_s = longest.candidate.summary.itl.max_s
+    if not longer_s > worst_s or seconds(longer_s) == seconds(worst_s):
+        return (
+            f"No flag bounds the longest token gap: one notch on any leaves it at {seconds(worst_s)} or shortens it.",
+        )
+    value, here = (
+        flag_value(longest.flag, of) for of in (longest.value, getattr(plan.closest.engine_config, longest.flag))
+    )
+    return (
+        f"{longest.flag} bounds the longest token gap: with {value} instead of {here} it is {seconds(longer_s)} "
+        f"instead of {seconds(worst_s)}.",
+    )
+
+
 def binding_constraint(plan: Recommendation) -> str:
     """What keeps the answer from being better by the objective, or keeps every setting from meeting the targets."""
     best = plan.best
     if best is None:
         return _what_all_miss(plan)
     if is_surest(plan):
-        return "Certainty decides: what the objective would have preferred misses a target more often."
+        return _what_is_less_sure(plan)
     slo, (better, nothing) = plan.slo, _by_objective(plan)
     chosen = ""
     if plan.objective is Objective.PARETO:
@@ -33,12 +59,8 @@ def binding_constraint(plan: Recommendation) -> str:
     if tempting:
         nearest = min(tempting, key=_overshoot)
         summary, missed = nearest.summary, nearest.violations[0]
-        gives = {
-            Objective.MOST_HEADROOM: f"p{100 * slo.itl_percentile:g} token gap {seconds(summary.itl_at_percentile_s)}",
-            Objective.HIGHEST_THROUGHPUT: tokens_per_s(summary.output_tokens_per_s),
-        }.get(plan.objective, f"TTFT p{100 * slo.ttft_percentile:g} {seconds(summary.ttft_at_percentile_s)}")
         said = (
-            f"The target binds: {flags_in_words(nearest, plan.space.searched)} would give {gives}, "
+            f"The target binds: {flags_in_words(nearest, plan.space.searched)} would give {_gives(plan, nearest)}, "
             f"but {rejection_sentence(missed)}."
         )
         room = (plan.closed_form_budget or 0) - round(plan.typical_num_seqs)
@@ -59,6 +81,27 @@ def binding_constraint(plan: Recommendation) -> str:
     ):
         return f"{chosen}Seats may bind: all {seats:,} are taken at times, and no setting that was tried has more."
     return f"{chosen}No target binds: nothing one notch away that misses one {nothing}."
+
+
+def _what_is_less_sure(plan: Recommendation) -> str:
+    """What the objective would have preferred, and how much less often its targets hold."""
+    assert plan.best is not None
+    first = plan.finalists[0]
+    preferred = next(c for c in plan.candidates if c.engine_config == first.engine_config)
+    chosen = next(f for f in plan.finalists if f.engine_config == plan.best.engine_config)
+    return (
+        f"Certainty decides: {flags_in_words(preferred, plan.space.searched)} would give {_gives(plan, preferred)}, "
+        f"but meets the targets in {100 * first.together:.0f} % of draws instead of {100 * chosen.together:.0f} %."
+    )
+
+
+def _gives(plan: Recommendation, candidate: Candidate) -> str:
+    """What a setting gives by the objective, in words."""
+    slo, summary = plan.slo, candidate.summary
+    return {
+        Objective.MOST_HEADROOM: f"p{100 * slo.itl_percentile:g} token gap {seconds(summary.itl_at_percentile_s)}",
+        Objective.HIGHEST_THROUGHPUT: tokens_per_s(summary.output_tokens_per_s),
+    }.get(plan.objective, f"TTFT p{100 * slo.ttft_percentile:g} {seconds(summary.ttft_at_percentile_s)}")
 
 
 def _by_objective(plan: Recommendation) -> tuple[Callable[[Candidate], bool], str]:

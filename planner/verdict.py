@@ -70,14 +70,29 @@ def _met_sentence(plan: Recommendation, best: Candidate) -> str:
         head = "Met: every request has one output token, so there are no token gaps to judge"
     if best.engine_config == plan.today.engine_config:
         return f"{head} with today's flags; {_unbeaten(plan)}."
-    gain, price = _gain(plan, best)
+    _, price = _gain(plan, best)
     if best.summary.itl.max_s > now.itl.max_s:
         price += f", and the worst gap grows from {seconds(now.itl.max_s)} to {seconds(best.summary.itl.max_s)}"
     if plan.today.meets:
-        advice = f"The change gives {price}." if gain >= WORTHWHILE else f"No need to change: at best {price}."
-        return f"{head}; today's flags meet it too ({seconds(now.itl_at_percentile_s)}). {advice}"
+        change = f"No need to change: at best {price}." if can_stay(plan) else f"The change gives {price}."
+        return f"{head}; today's flags meet it too ({seconds(now.itl_at_percentile_s)}). {change}"
     why = "; ".join(rejection_sentence(v) for v in plan.today.violations)
     return f"{head}; today's flags miss it ({why}). The change gives {price}."
+
+
+def can_stay(plan: Recommendation) -> bool:
+    """Whether today's flags meet the targets, and nothing that was tried is worth a restart."""
+    if plan.best is None or not plan.today.meets:
+        return False
+    return plan.best.engine_config == plan.today.engine_config or _gain(plan, plan.best)[0] < WORTHWHILE
+
+
+def advice(plan: Recommendation) -> str:
+    """What to do with the command of a met plan."""
+    assert plan.best is not None
+    if plan.best.engine_config == plan.today.engine_config:
+        return "Keep today's flags:"
+    return "Today's flags can stay. For the small gain, change these:" if can_stay(plan) else "Change these flags:"
 
 
 def _unbeaten(plan: Recommendation) -> str:
@@ -289,10 +304,11 @@ def capacity_sentence(headroom: Headroom, replicas: Replicas, growth: float) -> 
             f"The targets hold up to {headroom.met.load:.3g} times this load ({headroom.met.requests_per_s:.3g} "
             f"requests/s) and break at {headroom.missed.load:.3g} times: {broken}."
         )
+    here = "this load" if growth == 1 else f"{growth:g} times this load"
     if replicas.num_replicas is None:
-        return f"{said} No number of replicas that was tried meets them at {growth:g} times this load."
+        return f"{said} No number of replicas that was tried meets them at {here}."
     noun = "replica meets" if replicas.num_replicas == 1 else "replicas meet"
-    said += f" At {growth:g} times this load, {replicas.num_replicas:,} {noun} them."
+    said += f" At {here}, {replicas.num_replicas:,} {noun} them."
     if replicas.share_confirmed < 1.0:
         said += (
             f" The routing is an estimate: {100 * replicas.share_confirmed:.3g} % of the requests went where the "
@@ -304,7 +320,8 @@ def capacity_sentence(headroom: Headroom, replicas: Replicas, growth: float) -> 
 def curve_sentence(curve: Curve) -> str:
     """Where waiting begins to grow faster than load, and from where on nothing can be promised."""
     if curve.knee is None:
-        return "The queue grows for ever at every load that was tried: unstable."
+        least = min(point.load for point in curve.points)
+        return f"The queue grows for ever from {least:.3g} times this load on, the least that is drawn: unstable."
     wait_s = curve.knee.candidate.summary.ttft_at_percentile_s
     said = f"The knee lies near {curve.knee.load:.3g} times this load: beyond it TTFT ({seconds(wait_s)} there) grows "
     unstable = [point.load for point in curve.points if point.candidate.summary.is_unstable]

@@ -15,7 +15,7 @@ from traces.errors import BadData, Problem, UnreadableFile
 from traces.formats import TokenTimes, recognise_measured
 from traces.read import CheckedRequests, check_requests
 from traces.receipt import Dropped, Receipt
-from traces.tables import Source
+from traces.tables import OpenedFile, Source
 from traces.units import NS_PER_UNIT
 
 BEYOND_ANY_CLOCK = 2.0**63
@@ -57,15 +57,18 @@ class MeasuredRequests:
     """How the file was read; None for measurements that no file stands behind."""
 
 
-def read_measured(file: Source, file_name: str | None = None, answers: ReadAnswers = NO_ANSWERS) -> MeasuredRequests:
+def read_measured(
+    file: Source | OpenedFile, file_name: str | None = None, answers: ReadAnswers = NO_ANSWERS
+) -> MeasuredRequests:
     """Read what was measured of real requests.
 
     Parameters
     ----------
-    file : bytes, memoryview or path
+    file : bytes, memoryview, path or OpenedFile
         The layouts of `traces.formats` with `tokens`: Parquet or JSON lines with `arrival_s` and `token_s` (lists of
         receipt times), the result of `vllm bench serve --save-result --save-detailed`, GuideLLM's JSON, AIPerf's
-        profile export, inference-perf's requests, vLLM's OTLP spans; each also compressed.
+        profile export, inference-perf's requests, vLLM's OTLP spans; each also compressed. Or from
+        `traces.read.open_requests`.
     file_name : str, optional
         As the user named it; the last part of a path when absent.
     answers : ReadAnswers
@@ -86,7 +89,7 @@ def read_measured(file: Source, file_name: str | None = None, answers: ReadAnswe
         The file alone does not settle its meaning.
     """
     if file_name is None:
-        file_name = "measurements" if isinstance(file, bytes | memoryview) else Path(file).name
+        file_name = "measurements" if isinstance(file, bytes | memoryview | OpenedFile) else Path(file).name
     checked = check_requests(
         file, file_name, answers, lambda schema, _form, _answers, name: recognise_measured(schema, name)
     )

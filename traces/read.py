@@ -61,13 +61,18 @@ FASTEST, SLOW_STEP_S = 0.05, 1.0
 SPECULATION = "the steps decode several tokens per request: speculation is not modelled"
 
 
-def read_trace(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) -> RequestTrace:
+def open_requests(file: Source, file_name: str) -> OpenedFile:
+    """Open a file of requests, for whoever reads it both as a trace and as a measurement; as `open_file`."""
+    return open_file(file, file_name, ROW_PATHS)
+
+
+def read_trace(file: Source | OpenedFile, file_name: str, answers: ReadAnswers = NO_ANSWERS) -> RequestTrace:
     """Read a request trace.
 
     Parameters
     ----------
-    file : bytes, memoryview or path
-        Parquet, CSV or JSON, each also gzip- or zstd-compressed; told apart by content.
+    file : bytes, memoryview, path or OpenedFile
+        Parquet, CSV or JSON, each also gzip- or zstd-compressed; told apart by content. Or from `open_requests`.
     file_name : str
         As the user named it; for messages and the receipt.
     answers : ReadAnswers
@@ -116,7 +121,7 @@ def read_trace(file: Source, file_name: str, answers: ReadAnswers = NO_ANSWERS) 
 
 
 def check_requests(
-    file: Source,
+    file: Source | OpenedFile,
     file_name: str,
     answers: ReadAnswers,
     recognise: Callable[[pa.Schema, str, ReadAnswers, str], TraceColumns],
@@ -125,7 +130,7 @@ def check_requests(
 
     `recognise` finds the columns.
     """
-    opened = open_file(file, file_name, ROW_PATHS)
+    opened = file if isinstance(file, OpenedFile) else open_requests(file, file_name)
     if opened.text is not None and is_server_log(opened.text):
         raise UnreadableFile(file_name, "this is a vLLM server log: it holds engine steps, give it as the step log.")
     schema = columns_of(opened, file_name)

@@ -223,8 +223,16 @@ def _span(values: npt.NDArray[Any], unit: str) -> str:
     """Say what span and rate a unit gives."""
     span_s = float(values.max() - values.min()) * NS_PER_UNIT[unit] / 1e9
     rate = f", {_readable(len(values) / span_s)} requests per second" if span_s else ""
-    length = f"{span_s:,.6g} s" if span_s < 600 else f"{span_s:,.0f} s ({span_s / 3600:,.3g} h)"
+    length = _length(span_s) if span_s < 600 else f"{span_s:,.0f} s ({span_s / 3600:,.3g} h)"
     return f"the trace spans {length}{rate}"
+
+
+def _length(span_s: float) -> str:
+    """Write a span in the unit in which it is no small fraction."""
+    for unit, per_s in (("s", 1.0), ("ms", 1e3)):
+        if span_s == 0 or span_s * per_s >= 1:
+            return f"{span_s * per_s:.6g} {unit}"
+    return f"{span_s * 1e6:.6g} µs"
 
 
 def _readable(number: float) -> str:

@@ -43,7 +43,7 @@ def latency_by_budget(plan: Recommendation) -> go.Figure:
             marker={"symbol": look.symbol, "size": 8},
             hovertemplate="budget %{x:,}: %{y:.4g} ms",
         )
-    theme.add_limit(canvas, "y", plan.slo.itl_s * LATENCY.per_inside, f"gap target {seconds(plan.slo.itl_s)}")
+    theme.add_limit(canvas, "y", plan.slo.itl_s * LATENCY.per_inside, f"gap target<br>{seconds(plan.slo.itl_s)}")
     if plan.closed_form_budget is not None:
         theme.add_limit(canvas, "x", plan.closed_form_budget, f"closed form {plan.closed_form_budget:,}")
     theme.log_axes(canvas, x=True, y=True)

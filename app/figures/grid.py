@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.figures import theme
-from app.figures.labels import BUDGET, SEATS, answer_label, percent, percentile, threshold
+from app.figures.labels import BUDGET, SEATS, answer_label, percent, percentile, three_digits, threshold
 from app.figures.tradeoff import axes_of
 from planner.candidates import Candidate
 from planner.search import Recommendation
@@ -16,9 +16,9 @@ MARK = "✓"
 
 
 def gap_by_budget_and_seats(plan: Recommendation, tokens: int) -> go.Figure:
-    """Which budgets and seats keep gaps small? A cell per setting with this threshold, tokens; empty without a result.
+    """Which budgets and seats keep gaps small? A cell per setting with this threshold, tokens.
 
-    Where further flags were searched, they are as in the answer.
+    Where a replay was stopped the cell has a cross. Where further flags were searched, they are as in the answer.
     """
     question = "Which budgets and seats keep gaps small?"
     gap, _ = axes_of(plan)
@@ -32,7 +32,7 @@ def gap_by_budget_and_seats(plan: Recommendation, tokens: int) -> go.Figure:
     shown = np.array([[_gap_ms(cell) for cell in row] for row in grid])
     if np.isnan(shown).all():
         return theme.empty(question, "No setting with this threshold was replayed to its end.")
-    about = f"threshold {threshold(tokens)}; simulated, {MARK} meets every target, empty: not replayed to its end"
+    about = f"threshold {threshold(tokens)}; simulated, {MARK} meets every target; empty: not tried"
     canvas = theme.figure(question, BUDGET.title, SEATS.title, about)
     names = [[f"{value:,}" for value in values] for values in (budgets, seats)]
     low, high = np.log10(np.nanmin(shown)), np.log10(np.nanmax(shown))
@@ -48,7 +48,7 @@ def gap_by_budget_and_seats(plan: Recommendation, tokens: int) -> go.Figure:
         hovertemplate="%{customdata[1]}<extra></extra>",
         hoverongaps=False,
         colorscale="Cividis_r",
-        colorbar={"title": gap.unit, "tickvals": np.log10(ticks), "ticktext": [f"{tick:.3g}" for tick in ticks]},
+        colorbar={"title": gap.unit, "tickvals": np.log10(ticks), "ticktext": [three_digits(tick) for tick in ticks]},
         xgap=2,
         ygap=2,
     )
@@ -75,7 +75,7 @@ def _words(cell: Candidate | None) -> str:
     gap_ms = _gap_ms(cell)
     if cell is None or gap_ms != gap_ms:
         return ""
-    return f"{MARK}<br>{gap_ms:.3g}" if cell.meets else f"{gap_ms:.3g}"
+    return f"{MARK}<br>{three_digits(gap_ms)}" if cell.meets else three_digits(gap_ms)
 
 
 def _hover(plan: Recommendation, cell: Candidate | None) -> str:
@@ -86,7 +86,7 @@ def _hover(plan: Recommendation, cell: Candidate | None) -> str:
     name = f"budget {config.max_num_batched_tokens:,}, seats {config.max_num_seqs:,}"
     missed = "; ".join(rejection_sentence(one) for one in cell.violations)
     if not cell.is_complete:
-        return f"{name}<br>not replayed to its end: {missed}"
+        return f"{name}<br>stopped early: {missed}"
     return "<br>".join(
         (
             name,
@@ -117,7 +117,7 @@ def _add_stopped(
         canvas.add_scatter(
             x=x,
             y=y,
-            name=f"not replayed to its end ({len(stopped)} settings)",
+            name=f"stopped early, misses a target ({len(stopped)} settings)",
             mode="markers",
             marker={"symbol": theme.MISSES.symbol, "size": 7, "color": theme.MISSES.colour},
             customdata=about,

@@ -113,7 +113,7 @@ def percentile(share: float) -> str:
 
 def percent(share: float) -> str:
     """A share of 0–1 with three significant digits at most."""
-    return f"{100 * share:.3g} %" if share == share else "–"
+    return f"{three_digits(100 * share)} %" if share == share else "–"
 
 
 def three_digits(value: float) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from app.figures import theme
-from app.figures.labels import ITL, LATENCY, LOAD, TTFT, percentile, since_first_arrival
+from app.figures.labels import LATENCY, LOAD, percentile, since_first_arrival
 from planner.capacity import Curve, Headroom, Window
 from planner.slo import Slo
 from planner.verdict import seconds
@@ -37,7 +37,7 @@ def latency_against_load(curve: Curve, headroom: Headroom, slo: Slo) -> go.Figur
     theme.log_axes(canvas, x=True, y=True)
     if curve.knee is not None:
         theme.add_limit(canvas, "x", curve.knee.load, "knee")
-        canvas.layout.annotations[-1].update(y=0.0, yanchor="bottom")  # the other line's word stands at the top
+        canvas.layout.annotations[-1].update(y=0.0, xanchor="left")  # the other line's word stands at the top
     if headroom.met is not None and headroom.missed is not None:
         theme.add_limit(canvas, "x", headroom.missed.load, "targets break")
     return canvas
@@ -58,8 +58,8 @@ def latency_by_window(windows: tuple[Window, ...], slo: Slo) -> go.Figure:
         for w in drawn
     ]
     for name, look, values in (
-        (f"{ITL.name}, {percentile(slo.itl_percentile)}", theme.GAP, [w.itl_at_percentile_s for w in drawn]),
-        (f"{TTFT.name}, {percentile(slo.ttft_percentile)}", theme.WAIT, [w.ttft_at_percentile_s for w in drawn]),
+        (f"{percentile(slo.itl_percentile)} token gap, pooled", theme.GAP, [w.itl_at_percentile_s for w in drawn]),
+        (f"{percentile(slo.ttft_percentile)} TTFT", theme.WAIT, [w.ttft_at_percentile_s for w in drawn]),
     ):
         canvas.add_scatter(
             x=middles,
@@ -78,6 +78,6 @@ def latency_by_window(windows: tuple[Window, ...], slo: Slo) -> go.Figure:
 
 def _add_targets(canvas: go.Figure, slo: Slo) -> None:
     """Lines that latencies must stay below."""
-    theme.add_limit(canvas, "y", slo.itl_s * LATENCY.per_inside, f"gap target {seconds(slo.itl_s)}")
+    theme.add_limit(canvas, "y", slo.itl_s * LATENCY.per_inside, f"gap target<br>{seconds(slo.itl_s)}")
     if slo.ttft_s is not None:
-        theme.add_limit(canvas, "y", slo.ttft_s * LATENCY.per_inside, f"TTFT target {seconds(slo.ttft_s)}")
+        theme.add_limit(canvas, "y", slo.ttft_s * LATENCY.per_inside, f"TTFT target<br>{seconds(slo.ttft_s)}")

@@ -77,11 +77,11 @@ def token_lengths(trace: RequestTrace) -> go.Figure:
     ):
         edges = _doublings(tokens)
         count, _ = np.histogram(tokens, edges)
-        median = three_digits(float(np.median(tokens)))
+        middle = three_digits(float(np.quantile(tokens, 0.5, method="higher")))
         canvas.add_scatter(
             x=edges,
             y=SHARE_OF_REQUESTS.shown(np.append(count, count[-1]) / len(tokens)),
-            name=f"{name} tokens, median {median} ({len(tokens):,} requests)",
+            name=f"{name} tokens, p50 {middle} ({len(tokens):,} requests)",
             mode="lines",
             line={"color": look.colour, "dash": look.dash, "shape": "hv", "width": 2},
         )

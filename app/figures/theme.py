@@ -14,11 +14,14 @@ MAX_POINTS = 2000
 """Most points of one line or cloud: more is invisible, and costs the browser."""
 
 TICK_DIGITS = (
-    (1e3, (1.0,)),
-    (10.0, (1.0, 2.0, 5.0)),
-    (0.0, (1.0, 1.2, 1.5, 1.8, 2.0, 2.2, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)),
+    (1.0,),
+    (1.0, 2.0, 5.0),
+    (1.0, 1.5, 2.0, 3.0, 4.0, 6.0),
+    (1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.2, 2.5, 2.8, 3.2, 3.6, 4.0, 4.5, 5.0, 5.6, 6.3, 7.0, 8.0, 9.0),
 )
-"""(largest ÷ smallest value from which on, first digits that a logarithmic axis is labelled at)."""
+"""First digits that a logarithmic axis is labelled at, from few to many."""
+LEAST_TICKS = 3
+"""Fewer labels among the values do not say how an axis runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +69,10 @@ def figure(question: str, x_title: str, y_title: str, about: str = "") -> go.Fig
             "xanchor": "left",
             "font": {"size": 16},
         },
-        height=380,
-        margin={"l": 8, "r": 8, "t": 64, "b": 8},
-        legend={"orientation": "h", "y": -0.22, "x": 0.0, "xanchor": "left", "yanchor": "top"},
+        height=396,
+        margin={"l": 8, "r": 8, "t": 88, "b": 8},
+        # By the picture's lower edge: hung below the axis, a legend of two rows ran into its title.
+        legend={"orientation": "h", "yref": "container", "y": 0.0, "yanchor": "bottom", "x": 0.0, "xanchor": "left"},
         hovermode="closest",
     )
     canvas.update_xaxes(title_text=x_title, automargin=True, separatethousands=True)
@@ -93,7 +97,7 @@ def log_axes(canvas: go.Figure, *, x: bool = False, y: bool = False) -> None:
             values = np.concatenate([*drawn, _limits(canvas, axis)])
             ticks = _ticks(values[values > 0])
             canvas.update_layout(
-                {f"{axis}axis": {"type": "log", "tickvals": ticks, "ticktext": [f"{t:,g}" for t in ticks]}}
+                {f"{axis}axis": {"type": "log", "tickvals": ticks, "ticktext": [f"{t:,.10g}" for t in ticks]}}
             )
 
 
@@ -108,16 +112,23 @@ def add_limit(canvas: go.Figure, axis: str, value: float, text: str) -> None:
     value : float
         In the unit shown.
     text : str
-        Beside the line.
+        Beyond the end of the line; across it, in short rows.
     """
     across = "y" if axis == "x" else "x"
     line = {"color": TARGET.colour, "dash": TARGET.dash, "width": 1.5}
     ends = {f"{axis}0": value, f"{axis}1": value, f"{across}0": 0, f"{across}1": 1, f"{across}ref": f"{across} domain"}
-    canvas.add_shape(type="line", line=line, name=text, **ends)
+    canvas.add_shape(type="line", line=line, name=text.replace("<br>", " "), **ends)
     # Plotly takes a shape's place in data units, but an annotation's as the logarithm.
     place = {axis: np.log10(value), across: 1.0, f"{across}ref": f"{across} domain"}
-    anchor = {"xanchor": "left", "yanchor": "top"} if axis == "x" else {"xanchor": "right", "yanchor": "bottom"}
-    canvas.add_annotation(text=text, showarrow=False, font={"color": TARGET.colour}, **place, **anchor)
+    # Outside of the axes, where no curve runs through it.
+    anchor = (
+        {"xanchor": "center", "yanchor": "bottom"}
+        if axis == "x"
+        else {"xanchor": "left", "yanchor": "middle", "xshift": 4}
+    )
+    canvas.add_annotation(text=text, showarrow=False, font={"color": TARGET.colour}, align="left", **place, **anchor)
+    if axis == "y":
+        canvas.update_layout(margin_r=80)
 
 
 def _limits(canvas: go.Figure, axis: str) -> npt.NDArray[np.float64]:
@@ -130,10 +141,14 @@ def _ticks(values: npt.NDArray[np.float64]) -> list[float]:
     """Round numbers around the values."""
     if not len(values):
         return []
-    first, last = int(np.floor(np.log10(values.min()))), int(np.ceil(np.log10(values.max())))
-    spread = values.max() / values.min()
-    digits = next(digits for least, digits in TICK_DIGITS if spread >= least)
-    return [float(f"{digit}e{decade}") for decade in range(first, last + 1) for digit in digits]
+    least, most = float(values.min()), float(values.max())
+    decades = range(int(np.floor(np.log10(least))), int(np.ceil(np.log10(most))) + 1)
+    for digits in TICK_DIGITS:
+        ticks = [float(f"{digit}e{decade}") for decade in decades for digit in digits]
+        if sum(least <= tick <= most for tick in ticks) >= LEAST_TICKS:
+            return ticks
+    # So narrow that no round numbers lie in it.
+    return sorted({float(f"{value:.3g}") for value in np.linspace(least, most, LEAST_TICKS)})
 
 
 def thin(num: int) -> npt.NDArray[np.int64]:

@@ -32,7 +32,7 @@ def gap_against_ttft(plan: Recommendation) -> go.Figure:
     if not points:
         return theme.empty(question, "No setting gave a token gap and a first token to draw.")
     num_stopped = sum(not candidate.is_complete for candidate in plan.candidates)
-    left_out = f"; {num_stopped:,} settings not replayed to their end are not drawn" if num_stopped else ""
+    left_out = f"; {num_stopped:,} settings stopped early, which miss a target, are not drawn" if num_stopped else ""
     canvas = theme.figure(question, first_token.title, gap.title, f"simulated, one point per result{left_out}")
     for name, meets, look in (("misses a target", False, theme.MISSES), ("meets every target", True, theme.MEETS)):
         these = [p for p in points if p.meets == meets]
@@ -63,8 +63,8 @@ def gap_against_ttft(plan: Recommendation) -> go.Figure:
 
 def axes_of(plan: Recommendation) -> tuple[Quantity, Quantity]:
     """The two quantities, with the percentiles of the targets in their names."""
-    gap = Quantity(f"{percentile(plan.slo.itl_percentile)} of {ITL.name}", ITL.unit, ITL.per_inside)
-    first_token = Quantity(f"{percentile(plan.slo.ttft_percentile)} of {TTFT.name}", TTFT.unit, TTFT.per_inside)
+    gap = Quantity(f"{ITL.name}, {percentile(plan.slo.itl_percentile)}", ITL.unit, ITL.per_inside)
+    first_token = Quantity(f"{TTFT.name}, {percentile(plan.slo.ttft_percentile)}", TTFT.unit, TTFT.per_inside)
     return gap, first_token
 
 
@@ -147,6 +147,6 @@ def _add_columns(canvas: go.Figure, plan: Recommendation) -> None:
 
 def _add_targets(canvas: go.Figure, plan: Recommendation) -> None:
     """Lines that a setting must stay below and left of."""
-    theme.add_limit(canvas, "y", plan.slo.itl_s * ITL.per_inside, f"gap target {seconds(plan.slo.itl_s)}")
+    theme.add_limit(canvas, "y", plan.slo.itl_s * ITL.per_inside, f"gap target<br>{seconds(plan.slo.itl_s)}")
     if plan.slo.ttft_s is not None:
         theme.add_limit(canvas, "x", plan.slo.ttft_s * TTFT.per_inside, f"TTFT target {seconds(plan.slo.ttft_s)}")

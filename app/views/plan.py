@@ -26,6 +26,10 @@ if model is None:
     )
     st.stop()
 
+is_going = session.job is not None and session.job.is_going
+with st.container(key="progress"):
+    if session.job is not None and is_going:
+        panels.watch(session.job)
 top = st.container()  # Filled last: whether an answer is up to date, the questions below it decide.
 
 # Choose
@@ -63,7 +67,6 @@ if inputs != session.inputs:
 
 # Compute
 is_possible = not faults and more is not None
-is_going = session.job is not None and session.job.is_going
 wanted = st.button("Plan", type="primary", icon=":material/play_arrow:", disabled=not is_possible or is_going)
 if (wanted or session.wants_plan) and is_possible and not is_going:
     session.start_plan(inputs, trace, model, scheduler)
@@ -73,9 +76,7 @@ if (wanted or session.wants_plan) and is_possible and not is_going:
 # Show
 finished = session.finished
 with top:
-    if session.job is not None and is_going:
-        panels.watch(session.job)
-    elif session.job is not None:
+    if session.job is not None and not is_going:
         panels.show_end(session.job)
         is_remote = session.job.status is Status.FAILED and session.job.scheduler != ""
         if is_remote and st.button("Plan on this machine instead", icon=":material/computer:"):

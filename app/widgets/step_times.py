@@ -40,7 +40,7 @@ def ask_num_kv_tokens(facts: ServerFacts, name: str) -> int | None:
 def ask_is_behind_log(name: str) -> bool:
     """Ask whether the trace is the traffic that the log was written under."""
     return switch(
-        "This log was written while the loaded trace was served",
+        "Log and trace are of the same run",
         name,
         help="Every step is then explained by the requests in it: the share of explained steps says whether the "
         "scheduler model holds on your server, and the fit knows each step's context and attention.",
@@ -75,4 +75,4 @@ def _ask_term(term: str, label: str, start: StepTime) -> float:
 
 def ask_against() -> Against:
     """Ask what the residuals are to be laid out along."""
-    return segments("Residuals along", "against", list(Against), Against.PREFILL, label_visibility="collapsed")
+    return segments("Residuals along", "against", list(Against), Against.PREFILL)

@@ -12,11 +12,12 @@ from planner.command import serve_command
 from planner.engine_config import EngineConfig, default_flags
 from planner.executors import executor_at
 from planner.plan_file import save_plan, write_plan
-from planner.reasons import binding_constraint, no_op_flags, notches
+from planner.reasons import notches, why
 from planner.replay import warm_up
 from planner.search import MORE, SEARCHED, Objective, Recommendation, read_more, recommend
 from planner.step_time import StepTime
 from planner.verdict import (
+    advice,
     confidence_sentences,
     effort,
     kv_sentence,
@@ -99,12 +100,12 @@ def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
             print(sentence)
     if plan.best is not None:
         if today is not None:
-            print(f"\nChange these flags of today's command:\n{serve_command(plan.best.engine_config, today)}")
+            print(f"\n{advice(plan)}\n{serve_command(plan.best.engine_config, today)}")
         print(f"\nIn full:\n{serve_command(plan.best.engine_config)}\n")
         if plan.best.engine_config.speculative_method is not None:
             print("Keep your own --speculative-config: the answer holds with the drafts simulated, named below.")
     print(f"Target: {slo_sentence(plan.slo, plan.objective)}")
-    print(f"Why: {' '.join([binding_constraint(plan), *no_op_flags(plan)])}")
+    print(f"Why: {' '.join(why(plan))}")
     if plan.extrapolated_share:
         print(f"{100 * plan.extrapolated_share:.1f} % of the steps lie outside the calibrated range.")
     config = plan.today.engine_config

@@ -8,6 +8,8 @@ from app.jobs import NUM_GAPS, NUM_STEPS
 from planner.inside.phases import life_of
 from planner.inside.step_table import step_table
 from planner.inside.worst_gaps import worst_gaps
+from planner.measured import Comparison
+from planner.metrics import Distribution, Spread
 from planner.replay import replay
 from planner.search import Recommendation
 from planner.slo import Slo
@@ -50,6 +52,25 @@ def test_the_receipt_tells_columns_unit_gap_and_what_was_left_out() -> None:
     assert facts["left out: 2"] == "0 output tokens\\: failed requests (rows 2, 5)"
     assert facts["first gap"] == "250 ms between the two earliest arrivals"
     assert facts["span"] == "12.5 s from the first arrival to the last"
+
+
+def test_a_comparison_says_measured_simulated_reach_and_error_line_by_line() -> None:
+    def run(gap_s: float) -> Spread:
+        return Spread(gap_s, gap_s, gap_s, gap_s, 2 * gap_s, 4 * gap_s)
+
+    measured = Distribution(np.array([0.01, 0.04]), np.array([99, 1]))
+    one = Comparison("itl", measured, measured, (run(0.01), run(0.012), run(0.3)))
+    table = frames.compared((one, replace(one, name="ttft", runs=(run(0.012),))))
+    lines = [[cell.replace("\N{NO-BREAK SPACE}", " ") for cell in (name, *row)] for name, *row in table.itertuples()]
+    assert lines == [
+        ["ITL, token gaps pooled", "measured", "10.3 ms", "10 ms", "10 ms", "40 ms", "40 ms"],
+        ["", "simulated", "12 ms", "12 ms", "12 ms", "24 ms", "48 ms"],
+        ["", "in 3 replays", "10 to 300 ms", "10 to 300 ms", "10 to 300 ms", "20 to 600 ms", "40 ms to 1.2 s"],
+        ["", "off by", "+17 %", "+20 %", "+20 %", "-40 %", "+20 %"],
+        ["TTFT, queueing included", "measured", "10.3 ms", "10 ms", "10 ms", "40 ms", "40 ms"],
+        ["", "simulated", "12 ms", "12 ms", "12 ms", "24 ms", "48 ms"],
+        ["", "off by", "+17 %", "+20 %", "+20 %", "-40 %", "+20 %"],
+    ]
 
 
 def test_the_receipt_of_a_log_shows_todays_flags(log: StepLog) -> None:

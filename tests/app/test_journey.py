@@ -233,6 +233,28 @@ def test_a_plan_goes_out_as_a_file_and_comes_back_beside_another(page: Page, add
     expect(page.get_by_text("Both plans stand on the same inputs.")).to_be_visible()
 
 
+def test_a_duplicated_tab_has_a_session_of_its_own(page: Page, address: str) -> None:
+    page.goto(address)
+    rows = "arrival_s,prompt_tokens,output_tokens\n0,10,2\n1,20,3\n"
+    uploader = page.get_by_test_id("stFileUploader").filter(has_text="Request trace").locator("input[type=file]")
+    uploader.set_input_files({"name": "first.csv", "mimeType": "text/csv", "buffer": rows.encode()})
+    expect(page.get_by_text("2 read, 2 used, 0 left out")).to_be_visible()
+    secret = page.evaluate("sessionStorage.planner_tab")
+    with page.expect_popup() as opened:
+        page.evaluate("void window.open(location.href)")  # as duplicating does: with a copy of sessionStorage
+    second = opened.value
+    expect(second.get_by_text("2 read, 2 used, 0 left out")).to_be_visible()
+    assert second.evaluate("sessionStorage.planner_tab") != secret
+    give(second, "Another request trace", compute.SAMPLES / compute.EXAMPLE_TRACE)
+    expect(second.get_by_text("1,514 read, 1,514 used, 0 left out")).to_be_visible()
+    for tab, words in ((page, "2 read, 2 used"), (second, "1,514 read, 1,514 used")):
+        before = tab.evaluate("sessionStorage.planner_tab")
+        tab.reload()
+        expect(tab.get_by_text(words)).to_be_visible()
+        assert tab.evaluate("sessionStorage.planner_tab") == before
+    assert page.evaluate("sessionStorage.planner_tab") == secret
+
+
 def test_every_page_comes_from_its_own_server_alone(page: Page, address: str) -> None:
     page.goto(address)
     page.get_by_role("button", name="Run the example").click()

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -5,6 +7,7 @@ from app import compute
 from app.state import Reading, Session
 from planner.engine_config import EngineConfig
 from planner.step_time import StepTime, StepTimeFit
+from traces import nested, tables
 from traces.answers import ReadAnswers
 from traces.errors import BadData, InputError, NeedsAnswer
 from traces.requests import RequestTrace
@@ -32,6 +35,12 @@ def test_the_bytes_of_an_understood_file_are_not_kept() -> None:
 def test_an_answer_is_asked_for_and_can_be_changed() -> None:
     reading = uploaded(NO_UNIT)
     assert isinstance(reading.fault, NeedsAnswer)
+    assert [choice.label for choice in reading.questions[0].choices] == [
+        "the trace spans 12,500 s (3.47 h), 0.00024 requests per second",
+        "the trace spans 12.5 s, 0.24 requests per second",
+        "the trace spans 12.5 ms, 240 requests per second",
+        "the trace spans 12.5 µs, 240,000 requests per second",
+    ]
     assert reading.value is None
     reading.answer(ReadAnswers(arrival_unit="ms"), compute.understand_trace)
     assert reading.fault is None
@@ -110,3 +119,24 @@ def test_a_picked_setting_stays_until_another_plan() -> None:
     assert session.picked == EngineConfig(max_num_seqs=7)
     session.take_example()
     assert session.picked is None
+
+
+def test_a_trace_that_is_a_measurement_too_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = []
+    load = nested.load
+    monkeypatch.setattr(tables, "load", lambda text: parsed.append(len(text)) or load(text))
+    result = {
+        "start_times": [0.0, 0.25],
+        "input_lens": [10, 20],
+        "output_lens": [2, 3],
+        "ttfts": [0.1, 0.2],
+        "itls": [[0.01], [0.02, 0.03]],
+    }
+    data = json.dumps(result, indent=1).encode()
+    session = Session()
+    session.upload_trace(data, "bench.json")
+    assert session.trace.value is not None
+    assert session.trace.value.prompt_tokens.tolist() == [10, 20]
+    assert session.measured.value is not None
+    assert session.measured.value.gap_s.tolist() == [0.01, 0.02, 0.03]
+    assert parsed.count(len(data)) == 1

@@ -14,6 +14,7 @@ from planner.replay import replay
 from planner.routing import Routing
 from planner.slo import ClassTarget, Slo
 from planner.step_time import StepTime
+from planner.verdict import curve_sentence
 
 STEP_TIME = StepTime(8_000_000, 60_000, 60_000)
 CONFIG = EngineConfig(max_num_batched_tokens=1024, max_num_seqs=64, num_gpu_blocks=4001)
@@ -91,6 +92,9 @@ def test_the_curve_rises_to_the_unstable_and_has_its_knee_before():
 def test_an_overloaded_trace_has_no_knee():
     curve = latency_curve(chat_trace(400, rate_rps=60.0), CONFIG, STEP_TIME, SLO, loads=(1.0, 2.0))
     assert curve.knee is None
+    assert curve_sentence(curve) == (
+        "The queue grows for ever from 1 times this load on, the least that is drawn: unstable."
+    )
 
 
 def test_windows_say_which_stretch_breaks_and_sum_to_the_whole():

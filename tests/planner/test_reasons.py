@@ -6,7 +6,8 @@ from test_verdict import SPACE, STEP_TIME, TODAY
 from traces_by_hand import chat_trace
 
 from planner.candidates import Reason
-from planner.reasons import binding_constraint, no_op_flags, notches
+from planner.confidence import Confidence
+from planner.reasons import binding_constraint, freeze_bound, no_op_flags, notches, why
 from planner.search import Objective, SearchSpace, recommend
 from planner.slo import Slo
 from planner.verdict import flags_in_words, rejection_sentence, seconds, tokens_per_s
@@ -80,3 +81,33 @@ def test_the_example_in_full():
         ("max_num_batched_tokens", 2048),
     ]
     assert notches(found)[1].said(found) == "max_num_batched_tokens 1,024 → 2,048"
+    worst_s, longer_s = (c.summary.itl.max_s for c in (found.best, notches(found)[1].candidate))
+    assert why(found) == (
+        "max_num_batched_tokens bounds the longest token gap: with 2,048 instead of 1,024 it is "
+        f"{seconds(longer_s)} instead of {seconds(worst_s)}.",
+        said,
+        *no_op_flags(found),
+    )
+
+
+def test_where_no_notch_lengthens_the_longest_gap_no_flag_is_named():
+    found, _ = binding(Objective.LOWEST_TTFT, Slo(itl_s=9.0), space=SearchSpace((8192,), (64, 65), (0,)))
+    worst_s = found.best.summary.itl.max_s
+    assert freeze_bound(found) == (
+        f"No flag bounds the longest token gap: one notch on any leaves it at {seconds(worst_s)} or shortens it.",
+    )
+    found, _ = binding(Objective.LOWEST_TTFT, Slo(itl_s=9.0), space=SearchSpace((8192,), (64,), (0,)))
+    assert freeze_bound(found) == ()
+
+
+def test_what_is_preferred_but_less_sure_is_said_with_how_sure():
+    found, _ = binding(Objective.LOWEST_TTFT, Slo(itl_s=0.08))
+    other = next(c for c in found.candidates if c.engine_config != found.best.engine_config)
+    sure = [
+        Confidence(config, together, ())
+        for config, together in ((other.engine_config, 0.55), (found.best.engine_config, 0.95))
+    ]
+    assert binding_constraint(replace(found, finalists=tuple(sure))) == (
+        f"Certainty decides: {flags_in_words(other)} would give TTFT p99 "
+        f"{seconds(other.summary.ttft_at_percentile_s)}, but meets the targets in 55 % of draws instead of 95 %."
+    )

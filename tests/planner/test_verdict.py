@@ -11,6 +11,7 @@ from planner.search import Objective, SearchSpace, recommend
 from planner.slo import Slo
 from planner.step_time import StepTime
 from planner.verdict import (
+    advice,
     rejection_sentence,
     seconds,
     slo_sentence,
@@ -51,10 +52,13 @@ def test_met_already_by_todays_flags():
     summary = replace(found.best.summary, ttft_at_percentile_s=1.01 * found.best.summary.ttft_at_percentile_s)
     nearly_best = replace(found, today=replace(found.today, summary=summary))
     assert "No need to change: at best TTFT p99" in verdict(nearly_best).sentence
+    assert advice(found) == "Change these flags:"
+    assert advice(nearly_best) == "Today's flags can stay. For the small gain, change these:"
     same = plan(itl_s=2.0, space=SearchSpace((8192,), (64,), (0,)))
     assert verdict(same).sentence.endswith(
         "with today's flags; nothing that was tried and meets the targets has a lower TTFT."
     )
+    assert advice(same) == "Keep today's flags:"
 
 
 def test_missed_because_decoding_alone_is_too_slow():

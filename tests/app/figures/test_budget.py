@@ -18,7 +18,7 @@ def test_only_the_budget_changes_along_the_curve_and_the_closed_form_is_marked(p
     assert list(gap.x) == sorted(gap.x)
     assert answer.max_num_batched_tokens in gap.x
     texts = [annotation.text for annotation in canvas.layout.annotations]
-    assert texts == ["gap target 80 ms", f"closed form {plan.closed_form_budget:,}"]
+    assert texts == ["gap target<br>80 ms", f"closed form {plan.closed_form_budget:,}"]
     assert [t.name for t in canvas.data] == ["p99 token gap", "worst gap of any request", "p99 TTFT"]
 
 

@@ -16,7 +16,7 @@ def test_points_come_with_their_settings(plan: Recommendation) -> None:
     table = drawn_values(figure)
     assert len(table) == sum(len(trace.x) for trace in figure.data)
     row = table[table["series"] == "Today"].iloc[0]
-    assert row["p99 of TTFT, queueing included [ms]"] == plan.today.summary.ttft_at_percentile_s * 1e3
+    assert row["TTFT, queueing included, p99 [ms]"] == plan.today.summary.ttft_at_percentile_s * 1e3
     assert row["about"].startswith("Today: budget 8,192")
 
 

@@ -42,8 +42,8 @@ def test_what_was_not_replayed_to_its_end_is_empty_and_says_why(plan: Recommenda
     values = drawn_values(canvas)
     gap = values["ms"].isna()
     about = values[gap & values["about"].notna()]["about"]
-    assert about.str.contains("not replayed to its end|not tried").all()
-    marks = next(trace for trace in canvas.data if (trace.name or "").startswith("not replayed"))
+    assert about.str.contains("stopped early|not tried").all()
+    marks = next(trace for trace in canvas.data if (trace.name or "").startswith("stopped early, misses a target ("))
     assert (marks.x[0], marks.y[0]) == ("1,024", "64")
     nothing = replace(plan, candidates=())
     assert len(gap_by_budget_and_seats(nothing, 0).data) == 0

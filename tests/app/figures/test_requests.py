@@ -38,8 +38,8 @@ def test_lengths_are_shares_of_all_requests() -> None:
     trace = trace_of([0.0, 1.0, 2.0, 3.0], [100, 100, 100, 6000], [1, 2, 4, 8])
     canvas = requests.token_lengths(trace)
     prompt, output = canvas.data
-    assert prompt.name == "prompt tokens, median 100 (4 requests)"
-    assert output.name == "output tokens, median 3 (4 requests)"
+    assert prompt.name == "prompt tokens, p50 100 (4 requests)"
+    assert output.name == "output tokens, p50 4 (4 requests)"
     assert max(prompt.y) == 75.0
     assert sum(output.y[:-1]) == pytest.approx(100.0)
     assert canvas.layout.xaxis.title.text == "Tokens per request [tokens]"

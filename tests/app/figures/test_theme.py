@@ -45,6 +45,27 @@ def test_logarithmic_axes_are_labelled_with_round_numbers_that_include_the_limit
     assert canvas.layout.annotations[0].x == pytest.approx(np.log10(900.0))
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "inside"),
+    [
+        (900.0, 2e6, ["1,000", "10,000", "100,000", "1,000,000"]),
+        (0.8, 2.3, ["1", "1.5", "2"]),
+        (1250.0, 1700.0, ["1,300", "1,400", "1,600"]),
+        (1_362_000.0, 1_371_000.0, ["1,360,000", "1,370,000"]),
+        (7.0, 7.0, ["7"]),
+    ],
+)
+def test_logarithmic_axes_have_labels_however_narrow_they_are(least: float, most: float, inside: list[str]) -> None:
+    canvas = theme.figure("How long?", "x [ms]", "y [ms]")
+    canvas.add_scatter(x=[least, most], y=[1.0, 1.0])
+    theme.log_axes(canvas, x=True)
+    axis = canvas.layout.xaxis
+    near = [
+        text for tick, text in zip(axis.tickvals, axis.ticktext, strict=True) if 0.99 * least <= tick <= 1.01 * most
+    ]
+    assert near == inside
+
+
 def test_an_empty_figure_says_why() -> None:
     canvas = theme.empty("How long?", "Nothing was recorded.")
     assert canvas.layout.title.text == "How long?"

@@ -8,8 +8,8 @@ from planner.search import Recommendation
 
 def test_axes_name_definition_percentile_and_unit(plan: Recommendation) -> None:
     canvas = tradeoff.gap_against_ttft(plan)
-    assert canvas.layout.xaxis.title.text == "p99 of TTFT, queueing included [ms]"
-    assert canvas.layout.yaxis.title.text == "p99 of Token gap (ITL), pooled over requests [ms]"
+    assert canvas.layout.xaxis.title.text == "TTFT, queueing included, p99 [ms]"
+    assert canvas.layout.yaxis.title.text == "Token gap (ITL), pooled over requests, p99 [ms]"
 
 
 def test_every_setting_is_counted_and_the_three_are_marked(plan: Recommendation) -> None:
@@ -29,7 +29,7 @@ def test_every_setting_is_counted_and_the_three_are_marked(plan: Recommendation)
 
 def test_the_targets_are_drawn(plan: Recommendation) -> None:
     canvas = tradeoff.gap_against_ttft(plan)
-    assert [a.text for a in canvas.layout.annotations] == ["gap target 80 ms", "TTFT target 4 s"]
+    assert [a.text for a in canvas.layout.annotations] == ["gap target<br>80 ms", "TTFT target 4 s"]
     assert (canvas.layout.shapes[0].y0, canvas.layout.shapes[1].x0) == (80.0, 4000.0)
 
 

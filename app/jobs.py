@@ -12,6 +12,7 @@ import numpy as np
 from app import compute
 from app.compute import PlanInputs, Setting
 from app.kept import Kept
+from planner import kernel
 from planner.candidates import Candidate
 from planner.capacity import HOUR_S, Capacity, LoadPoint, find_capacity
 from planner.engine_config import EngineConfig
@@ -78,12 +79,17 @@ class Job:
         return self.status in (Status.COMPILING, Status.RUNNING)
 
     @property
+    def part_done(self) -> float:
+        """How much of the replay that is going on is done, 0–1; 0 where nobody knows."""
+        return 0.0
+
+    @property
     def left_s(self) -> float | None:
         """How long it will take still, if replays go on as they went, seconds; None while that is not known."""
-        num_left = self.num_planned - self.num_done
-        if not self.num_done or num_left <= 0:
+        done = self.num_done + self.part_done
+        if not done or self.num_planned <= done:
             return None
-        return (time.monotonic() - self.running_s) / self.num_done * num_left
+        return (time.monotonic() - self.running_s) / done * (self.num_planned - done)
 
     def cancel(self) -> None:
         """Stop soon: the compiled replay looks at this flag all the time, but not while memory is copied for it."""
@@ -333,7 +339,13 @@ class InsideJob(Job):
 
     def __init__(self, question: Look, trace: RequestTrace) -> None:
         self.question, self.trace = question, trace
+        self.engine = np.zeros(1, kernel.ENGINE)
         super().__init__()
+
+    @property
+    def part_done(self) -> float:
+        """Of the whole replay, by the requests that were admitted."""
+        return min(0.99, int(self.engine["num_seated"][0]) / len(self.trace))
 
     @property
     def result(self) -> Any:
@@ -354,7 +366,7 @@ class InsideJob(Job):
         self.num_planned += 1
         self.newest = f"{len(self.trace):,} requests, and a row for every step"
         setting = self.question.setting
-        run = replay(self.trace, setting.engine_config, setting.step_time, cancel=self.cancelled)
+        run = replay(self.trace, setting.engine_config, setting.step_time, cancel=self.cancelled, engine=self.engine)
         for values in (run.steps, run.gaps):
             values.flags.writeable = False
         self.on_replay()
@@ -381,6 +393,7 @@ class InsideJob(Job):
 
     def on_replay(self) -> None:
         """Note how far it is."""
+        self.engine[:] = 0
         self.num_done += 1
 
 

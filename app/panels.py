@@ -157,7 +157,7 @@ def watch(job: Job, name: str = "") -> None:
     elif not job.num_planned:
         words = f"Starting … {waited}"
     else:
-        share = min(1.0, job.num_done / job.num_planned)
+        share = min(1.0, (job.num_done + job.part_done) / job.num_planned)
         left = "" if job.left_s is None else f", about {job.left_s:.0f} s more"
         num = "1 replay" if job.num_planned == 1 else f"{job.num_planned:,} replays"
         words = " · ".join(filter(None, (f"{job.num_done:,} of {num}", f"{waited}{left}", job.newest)))

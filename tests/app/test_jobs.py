@@ -158,8 +158,10 @@ def test_a_look_inside_stops_within_a_second(fit: StepTimeFit) -> None:
     setting = Setting(trace.digest, EngineConfig(), fit.step_time)
     for question in (Opened(setting), Late(setting, len(trace) - 1)):
         job = InsideJob(question, trace)
-        wait(lambda job=job: job.status is Status.RUNNING)
-        time.sleep(0.05)
+        wait(lambda job=job: job.part_done > 0.01)
+        before = job.part_done
+        wait(lambda job=job, before=before: before < job.part_done < 1.0)
+        assert job.left_s > 0.0
         job.cancel()
         assert stopped(job)
         assert job.status is Status.CANCELLED

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.candidates import Candidate, Rejection, evaluate, missed_by_classes, missed_latencies
+from planner.candidates import Candidate, Rejection, check_asked, evaluate, missed_by_classes, missed_latencies
 from planner.engine_config import EngineConfig
 from planner.executors import somewhere
 from planner.metrics import distribution, e2e_s, itl_within, ttft_s
@@ -136,6 +136,7 @@ def find_capacity(
     `on_point` is called with each replay of the whole trace or of a replica's part, under the load that it bears.
     """
     asked = (trace, engine_config, step_time, slo)
+    check_asked(trace, engine_config, slo)
     with somewhere(executor) as where:
         return Capacity(
             headroom=find_headroom(*asked, on_point=on_point, cancel=cancel),

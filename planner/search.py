@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.candidates import Candidate, Reason, Rejection, evaluate
+from planner.candidates import Candidate, Reason, Rejection, check_asked, evaluate
 from planner.confidence import Confidence, can_resample, evaluate_draw, nearness, odds
 from planner.engine_config import EngineConfig, changed_flags, flag_faults
 from planner.errors import Cancelled
@@ -212,7 +212,9 @@ def recommend(
     Raises
     ------
     BadFlags
-        Today's settings cannot be replayed.
+        Today's settings cannot be replayed, or no request can run under them.
+    BadPlan
+        A target is for requests that the trace does not have.
     Cancelled
         After `cancel`.
     """
@@ -226,6 +228,7 @@ def recommend(
         decode_s = decode_step_s(step_time, num_seqs, kv_tokens)
         budget = closed_form_budget(step_time, slo.itl_s, num_seqs, kv_tokens)
         space = space or default_space(today, budget, default_flags, longest_sequence(trace), more)
+        check_asked(trace, replace(today, num_gpu_blocks=max(today.num_gpu_blocks, *space.more.num_gpu_blocks, 0)), slo)
         usual = vllm_default(today, default_flags)
         load = offered_load(trace, step_time, today, max(space.max_num_batched_tokens))
         # Overloaded beyond doubt: what cannot be carried is shown under a few settings, not under all.

@@ -6,7 +6,7 @@ from planner.candidates import Candidate, Reason, Rejection, Stop
 from planner.capacity import Curve, Headroom, Replicas, Window
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.search import GIVES_UP, NUM_DRAWS, SEARCHED, Objective, Recommendation
-from planner.slo import ClassTarget, Slo
+from planner.slo import ClassTarget, Slo, class_in_words
 from traces.requests import RequestTrace
 
 WORTHWHILE = 0.05
@@ -207,21 +207,6 @@ def effort(plan: Recommendation) -> str:
         f"{len(plan.candidates):,} settings tried, {plan.num_replays:,} replayed (the others provably repeat one of "
         f"these){stopped}."
     )
-
-
-def class_in_words(target: ClassTarget) -> str:
-    """Which requests a target is for."""
-    if target.max_prompt_tokens is None:
-        words = "" if target.min_prompt_tokens == 1 else f"prompts of {target.min_prompt_tokens:,} tokens or more"
-    elif target.min_prompt_tokens == 1:
-        words = f"prompts up to {target.max_prompt_tokens:,} tokens"
-    else:
-        words = f"prompts of {target.min_prompt_tokens:,} to {target.max_prompt_tokens:,} tokens"
-    if target.priority is not None:
-        words = f"{words or 'requests'} of priority {target.priority}"
-    if target.label is not None:
-        words = f"{words or 'requests'} with {target.label[0]} {target.label[1]}"
-    return words or "all requests"
 
 
 def kv_sentence(plan: Recommendation) -> str | None:

@@ -14,6 +14,8 @@ from planner.step_time import StepTimeFit
 
 OK, BAD_INPUT, NOT_MET = 0, 2, 3
 """Exit codes: done; bad input or usage; no candidate meets the targets."""
+INTERRUPTED, CLOSED_PIPE = 130, 141
+"""Exit codes as shells give them: 128 and the number of SIGINT, of SIGPIPE."""
 
 
 def say(message: str) -> None:

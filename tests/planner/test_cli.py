@@ -1,6 +1,9 @@
 """The command line: what it prints, where, and how it ends."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,6 +11,7 @@ import pytest
 from shared import Case, cases, files
 from traces_by_hand import chat_trace
 
+from planner.cli import tables
 from planner.cli.main import main
 from planner.engine_config import EngineConfig
 from planner.plan_file import open_plan
@@ -398,14 +402,14 @@ def test_a_missed_plan_has_no_command_to_export(capsys, trace_file, tmp_path):
 def test_all_targets_go_from_the_command_line_into_the_plan(capsys, trace_file, tmp_path):
     more = (
         *("--e2e-ms", 60_000, "--e2e-percentile", 95, "--stalled-percent", 50, "--class-target"),
-        *("prompt=1-1000,priority=0,ttft_ms=9000", "--class-target", "prompt=2000-,itl_ms=70,worst_gap_ms=900"),
+        *("prompt=1-1000,ttft_ms=9000", "--class-target", "prompt=2000-,itl_ms=70,worst_gap_ms=900"),
     )
     code, _, _ = run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 80, *more, "-o", tmp_path / "p.json")
     assert code == 0
     slo = open_plan(str(tmp_path / "p.json")).recommendation.slo
     assert (slo.e2e_s, slo.e2e_percentile, slo.stalled_share) == (60.0, 0.95, 0.5)
     assert slo.classes == (
-        ClassTarget(1, 1000, 0, ttft_s=9.0),
+        ClassTarget(1, 1000, ttft_s=9.0),
         ClassTarget(2000, None, itl_s=0.07, worst_gap_s=0.9),
     )
 
@@ -494,3 +498,60 @@ def test_requests_that_never_run_are_named_by_rows_from_1(capsys, tmp_path):
     assert json.loads(out)["never_run_rows"] == [2, 4]
     _, out, _ = run(capsys, *small)
     assert "2 requests can never run under these flags (data rows 2, 4)" in out
+
+
+def test_a_trace_of_which_nothing_can_run_is_no_plan(capsys, tmp_path):
+    columns = {"arrival_s": [0.0, 1.0], "prompt_tokens": [5000, 6000], "output_tokens": [5, 5]}
+    pq.write_table(pa.table(columns), tmp_path / "long.parquet")
+    given = (tmp_path / "long.parquet", "--base-ms", 8, "--itl-ms", 80, "--max-model-len", 4096)
+    for command in ("plan", "capacity"):
+        code, out, err = run(capsys, command, *given)
+        assert (code, out) == (2, "")
+        assert "none of the 2 requests can run: the shortest prompt has 5,000 tokens, max_model_len is 4096" in err
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("prompt=90000-,ttft_ms=1", "no request is among prompts of 90,000 tokens or more: prompts have "),
+        ("priority=7,ttft_ms=1", "no request is among requests of priority 7: "),
+    ],
+)
+def test_a_target_of_nobody_is_refused(capsys, trace_file, target, words):
+    for command in ("plan", "capacity"):
+        given = (command, trace_file, "--base-ms", 8, "--itl-ms", 80, "--class-target", target)
+        code, out, err = run(capsys, *given)
+        assert (code, out) == (2, "")
+        assert words in err
+        assert "priorities are not given" in err
+
+
+@pytest.mark.parametrize(("where", "code", "said"), [("pipe", 141, ""), ("/dev/full", 2, "No space left on device\n")])
+def test_output_that_goes_nowhere_ends_without_a_traceback(trace_file, where, code, said):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    if where != "pipe":
+        os.close(write_end)
+        write_end = os.open(where, os.O_WRONLY)
+    given = [sys.executable, "-m", "planner.cli.main", "replay", trace_file]
+    done = subprocess.run(given, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write_end)
+    assert done.returncode == code
+    assert done.stderr.endswith(said)
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_command_says_so(capsys, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables, "run_tables", interrupted)
+    assert run(capsys, "tables") == (130, "", "\nInterrupted.\n")
+
+
+def test_wrong_options_are_said_in_a_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["replay", "trace.csv", "--rate", "nan"])
+    assert end.value.code == 2
+    said = "planner replay: argument --rate: invalid number value: 'nan'. planner replay --help lists what there is.\n"
+    assert capsys.readouterr() == ("", said)

@@ -21,6 +21,7 @@ from planner.verdict import (
     confidence_sentences,
     effort,
     kv_sentence,
+    losers_sentence,
     rejection_sentence,
     rules_in_force,
     seconds,
@@ -134,10 +135,8 @@ def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
             f"{seconds(summary.ttft_at_percentile_s)}; "
             + ("; ".join(rejection_sentence(violation) for violation in notch.candidate.violations) or "targets met")
         )
-    reasons: dict[str, int] = {}
-    for _, rejection in plan.losers:
-        reasons[rejection.reason.value] = reasons.get(rejection.reason.value, 0) + 1
-    print(f"Losers: {', '.join(f'{num} {reason}' for reason, num in sorted(reasons.items()))}.")
+    if plan.losers:
+        print(losers_sentence(plan))
     if plan.best is None:
         for violation in plan.closest.violations:
             print(f"Closest: {rejection_sentence(violation)}")

@@ -337,9 +337,13 @@ def capacity_sentence(headroom: Headroom, replicas: Replicas, growth: float) -> 
 
 def curve_sentence(curve: Curve) -> str:
     """Where waiting begins to grow faster than load, and from where on nothing can be promised."""
+    loads = [point.load for point in curve.points]
+    if any(point.requests_per_s != point.requests_per_s for point in curve.points):
+        return "All requests arrive at one instant: another load changes nothing."
+    if all(point.candidate.summary.is_unstable for point in curve.points):
+        return f"The queue grows for ever from {min(loads):.3g} times this load on, the least that is drawn: unstable."
     if curve.knee is None:
-        least = min(point.load for point in curve.points)
-        return f"The queue grows for ever from {least:.3g} times this load on, the least that is drawn: unstable."
+        return f"No knee up to {max(loads):.3g} times this load, the most that is drawn."
     wait_s = curve.knee.candidate.summary.ttft_at_percentile_s
     said = f"The knee lies near {curve.knee.load:.3g} times this load: beyond it TTFT ({seconds(wait_s)} there) grows "
     unstable = [point.load for point in curve.points if point.candidate.summary.is_unstable]
@@ -466,6 +470,11 @@ def flag_value(name: str, value: str | int | float | bool | None) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return value if isinstance(value, str) else f"{value:,}"
+
+
+def rate_in_words(rate_rps: float) -> str:
+    """An arrival rate with three significant digits at most; "–" where all arrive at once."""
+    return "–" if rate_rps != rate_rps else f"{float(f'{rate_rps:.3g}'):,g}"
 
 
 def tokens_per_s(rate: float) -> str:

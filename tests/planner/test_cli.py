@@ -11,7 +11,7 @@ import pytest
 from shared import Case, cases, files
 from traces_by_hand import chat_trace
 
-from planner.cli import tables
+from planner.cli import outputs, tables
 from planner.cli.main import main
 from planner.engine_config import EngineConfig
 from planner.plan_file import open_plan
@@ -87,7 +87,6 @@ def test_the_road_from_log_to_flags(capsys, tmp_path):
     document = json.loads(out)
     assert code == 0
     assert json.loads(plan.read_text()) == document
-    assert "replays" in err
     assert document["verdict"] == "met"
     assert document["today"]["flags"]["max_num_batched_tokens"] == 8192, "today's flags come from the log"
     assert document["today"]["violations"]
@@ -233,7 +232,6 @@ def test_capacity_says_where_it_breaks(capsys, trace_file, tmp_path):
     assert code == 0
     assert document["met_load"] < document["missed_load"]
     assert document["replicas"] > 1
-    assert "load 1: met" in err
     code, out, _ = run(capsys, *given)
     assert f"At 4 times this load, {document['replicas']} replicas meet them." in out
     assert "The knee lies near" in out
@@ -455,7 +453,7 @@ def test_requests_are_chosen_by_words(capsys, tmp_path):
     assert (code, json.loads(out)["requests"]) == (0, 3)
     code, out, err = run(capsys, "replay", trace, "--only", "tenant=a")
     assert (code, out) == (2, "")
-    assert "no column 'tenant' to choose by; there are: 'model'" in err
+    assert "no column of words is called 'tenant'; there are: 'model'" in err
 
 
 def test_a_model_replays_under_the_flags_of_its_server(capsys, tmp_path):
@@ -547,6 +545,52 @@ def test_an_interrupted_command_says_so(capsys, monkeypatch):
 
     monkeypatch.setattr(tables, "run_tables", interrupted)
     assert run(capsys, "tables") == (130, "", "\nInterrupted.\n")
+
+
+def test_progress_is_written_over_on_a_terminal_and_said_now_and_then_elsewhere(capsys, monkeypatch, trace_file):
+    given = ("capacity", trace_file, "--base-ms", 8, "--itl-ms", 140, "--loads", 1)
+    _, _, err = run(capsys, *given)
+    assert "load 1: " not in err
+    monkeypatch.setattr(outputs, "PROGRESS_S", 0.0)
+    _, _, err = run(capsys, *given)
+    assert "\nload 1: met\n" in err
+    assert "\r" not in err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, _, err = run(capsys, *given)
+    assert f"\r{'load 1: met':70}" in err
+    assert err.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("replay", "--itl-ms", 0), "--itl-ms is 0; it must be above 0"),
+        (("replay", "--rate", 0), "--rate is 0; it must be above 0"),
+        (("replay", "--sample", 101), "--sample is 101; it must be above 0 and at most 100"),
+        (("replay", "--sample-seed", -1), "--sample-seed is -1; it must not be negative"),
+        (("replay", "--from-s", 9, "--until-s", 5), "--until-s is 5, --from-s 9; the window must end after it begins"),
+        (("inspect", "--num-gaps", -3), "--num-gaps is -3; it must not be negative"),
+        (("inspect", "--window", 5, 1), "--window needs two seconds, 0 or more, the first before the second"),
+        (("inspect", "--window", 1e6, 2e6), "--window begins at 1e+06 s; the replay ends at "),
+        (("inspect", "--perfetto", "/"), "/: cannot be written: it is a folder"),
+        (("plan", "--itl-ms", 80, "--stalled-percent", -1), "--stalled-percent is -1; it must not be negative"),
+        (("plan", "--itl-ms", 80, "--stalled-percent", 101), "--stalled-percent is 101; it must be at most 100"),
+        (("plan", "--itl-ms", 80, "--align"), "--align needs --steps"),
+        (("plan", "--itl-ms", 80, "--steps", LOG_SAMPLE), "give --steps, --model, or the times of a step, not two"),
+        (("capacity", "--itl-ms", 80, "--window-s", 1e-9), "1e-09 s cut this trace into "),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_it_is_done(capsys, trace_file, arguments, words):
+    code, out, err = run(capsys, arguments[0], trace_file, "--base-ms", 8, *arguments[1:])
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_a_file_that_is_not_there_is_said_plainly(capsys, tmp_path):
+    _, _, err = run(capsys, "replay", tmp_path / "none.parquet")
+    assert err == "none.parquet: cannot be opened: No such file or directory.\n"
+    _, _, err = run(capsys, "calibrate", LOG_SAMPLE, "-o", tmp_path)
+    assert err == f"{tmp_path}: cannot be written: it is a folder\n"
 
 
 def test_wrong_options_are_said_in_a_line(capsys):

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from planner.candidates import Candidate, Reason
-from planner.engine_config import flag_faults
-from planner.search import SEARCHED, Objective, Recommendation, one_notch
+from planner.engine_config import changed_flags, flag_faults
+from planner.search import SEARCHED, Objective, Recommendation
 from planner.verdict import (
     flag_value,
     flags_in_words,
@@ -237,10 +237,17 @@ class Notch(NamedTuple):
 
 
 def notches(plan: Recommendation) -> tuple[Notch, ...]:
-    """How sensitive the answer is: one notch on each searched flag, as far as the search has tried it."""
-    known = {candidate.engine_config: candidate for candidate in plan.candidates}
-    return tuple(
-        Notch(flag, getattr(config, flag), known[config])
-        for flag, config in one_notch(plan.space, plan.closest.engine_config)
-        if config in known
-    )
+    """How sensitive the answer is: each searched flag on the next lower and the next higher value tried beside it."""
+    here = plan.closest.engine_config
+    found = []
+    for flag in plan.space.searched:
+        beside = {
+            getattr(one.engine_config, flag): one
+            for one in plan.candidates
+            if one.is_complete and set(changed_flags(here, one.engine_config)) <= {flag}
+        }
+        values = sorted(beside, key=lambda value: (value is None, value))
+        place = values.index(getattr(here, flag))
+        near = (*values[max(place - 1, 0) : place], *values[place + 1 : place + 2])
+        found += [Notch(flag, value, beside[value]) for value in near]
+    return tuple(found)

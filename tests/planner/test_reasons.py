@@ -112,6 +112,19 @@ def test_a_flag_on_its_largest_value_is_named_by_what_a_smaller_one_gives():
     )
 
 
+def test_todays_value_is_a_notch_though_others_were_asked_for():
+    """The longest gap is bounded by the budget that today's flags exceed, not by nothing."""
+    found, _ = binding(Objective.LOWEST_TTFT, Slo(itl_s=0.08), space=SearchSpace((512, 1024), (64,), (0,)))
+    assert found.best.engine_config == replace(TODAY, max_num_batched_tokens=1024)
+    assert [(notch.flag, notch.value) for notch in notches(found)] == [
+        ("max_num_batched_tokens", 512),
+        ("max_num_batched_tokens", 8192),
+    ]
+    assert freeze_bound(found)[0].startswith(
+        "max_num_batched_tokens bounds the longest token gap: with 8,192 instead of 1,024 it is "
+    )
+
+
 def test_values_that_vllm_refuses_beside_all_others_are_said():
     more = More(enable_chunked_prefill=(False, True))
     today = replace(TODAY, max_model_len=40_000)

@@ -337,8 +337,8 @@ def test_flags_by_hand_are_checked_and_replayed(example: AppTest) -> None:
 def test_a_look_inside_that_takes_long_says_so_and_can_be_cancelled(
     example: AppTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def endless(trace: RequestTrace, *setting: object, cancel: np.ndarray) -> None:
-        while not cancel[0]:
+    def endless(trace: RequestTrace, *setting: object, **watched: np.ndarray) -> None:
+        while not watched["cancel"][0]:
             time.sleep(0.01)
         raise Cancelled
 

@@ -131,7 +131,7 @@ class Recommendation:
     typical_num_seqs: float
     """That mean batch: decodes per decoding step under today's flags."""
     probability_met: float | None
-    """Share of joint draws of the coefficients under which the best still meets every target; None = unknown."""
+    """Share of the draws under which the best still meets every target, its `Confidence.together`; None = unknown."""
     extrapolated_share: float | None
     """Share of the best's steps outside the range that the calibration covered; None = range unknown."""
     offered_load: float
@@ -268,7 +268,7 @@ def recommend(
         closed_form_budget=budget,
         typical_decode_s=decode_s,
         typical_num_seqs=num_seqs,
-        probability_met=next((f.step_times for f in finalists if best and f.engine_config == best.engine_config), None),
+        probability_met=next((f.together for f in finalists if best and f.engine_config == best.engine_config), None),
         extrapolated_share=share,
         slo=slo,
         objective=objective,

@@ -83,8 +83,7 @@ def resampled(trace: RequestTrace, seed: int) -> RequestTrace:
     hashes = part.prefix_hashes
     if hashes is not None:
         shared = hashes.shared
-        ids = np.unique(hashes.ids, return_inverse=True)[1]
-        ids += np.repeat(copy * (1 + ids.max(initial=0)), np.diff(hashes.offsets))
+        ids = hashes.ids + np.repeat(copy * (1 + hashes.ids.max(initial=0)), np.diff(hashes.offsets))
         branch = shared.branch + np.repeat(copy * (1 + shared.branch.max(initial=0)), np.diff(shared.offsets))
         hashes = replace(hashes, ids=ids, known=SharedPrefixes(branch, shared.until, shared.offsets))
     return replace(part, arrival_s=arrival_s - arrival_s[0], prefix_hashes=hashes)

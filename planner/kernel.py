@@ -1382,9 +1382,10 @@ def allocate(request, engine, spans, paths, table, limits, num_tokens, num_hits)
 def look_up(request, engine, spans, paths, table, limits):
     """Number of leading blocks found in the prefix cache; where, goes to the scratch row of `table`.
 
-    Of blocks that are alike the one registered first is found. The last known token is always computed again, so a
-    prompt that ends on a block border never hits its last block. Nothing changes by looking, not even the order of
-    eviction.
+    Of blocks that are alike the one registered first is found. One walk along each branch is enough: whoever last had a
+    block had one before it as well, registered no later and given back no earlier, so that one is no further behind in
+    the list. The last known token is always computed again, so a prompt that ends on a block border never hits its last
+    block. Nothing changes by looking, not even the order of eviction.
     """
     engine.num_free_hits = 0
     num_hits = 0
@@ -1396,18 +1397,16 @@ def look_up(request, engine, spans, paths, table, limits):
     found = table[len(table) - 1]
     num_found = 0
     path = request.first_path
+    row = spans[paths[path].branch].branch_first
     while num_hits < most:
         while paths[path].until <= num_hits:
             path += 1
-        until = min(paths[path].until, most)
-        row = spans[paths[path].branch].branch_first
-        while row > 0 and not spans[row].first <= num_hits < spans[row].until:
-            if spans[row].first > num_hits:
-                until = min(until, spans[row].first)
+            row = spans[paths[path].branch].branch_first
+        while row > 0 and spans[row].until <= num_hits:
             row = spans[row].next_alike
         if row == 0:
             break
-        until = min(until, spans[row].until)
+        until = min(spans[row].until, paths[path].until, most)
         found[num_found] = row << 32 | until
         num_found += 1
         if spans[row].num_holders == 0:
@@ -1426,8 +1425,6 @@ def hold_hits(request, engine, spans, table, num_hits):
     while first < num_hits:
         row = table[len(table) - 1, at] >> 32
         until = min(table[len(table) - 1, at] & 0xFFFFFFFF, num_hits)
-        while spans[row].until <= first:  # cut since
-            row = spans[row].rest
         if spans[row].first < first:
             row = cut(row, first, engine, spans)
         if spans[row].until > until:

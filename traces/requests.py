@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ class PrefixHashes:
     """What the prompts have in common: equal leading ids mean equal leading tokens."""
 
     ids: npt.NDArray[np.int64]
-    """(m,) ids of all requests, one request after the other."""
+    """(m,) ids of all requests, one request after the other; from 0 on, as a reader numbers them."""
     offsets: npt.NDArray[np.int64]
     """(n + 1,) request i has ids[offsets[i]:offsets[i + 1]]."""
     block_tokens: int
@@ -69,22 +70,21 @@ class SharedPrefixes:
 def _shared_prefixes(ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> SharedPrefixes:
     """Follow the requests, id by id, for as long as somebody goes the same way."""
     length = np.diff(offsets)
-    content = np.unique(ids, return_inverse=True)[1]
-    row, node, branch = np.arange(len(length)), np.zeros(len(length), np.int64), np.full(len(length), -1)
+    text, bounds = ids.tobytes(), (offsets * ids.itemsize).tolist()
+    lists = [text[begin:end] for begin, end in pairwise(bounds)]
+    # Lists that begin alike stand side by side; sorting them once is far faster than sorting ids, place by place.
+    row = np.array(sorted(range(len(lists)), key=lists.__getitem__), np.int64)
+    node, branch = np.zeros(len(row), np.int64), np.full(len(row), -1)
     taken = [(row[:0], row[:0], row[:0])]
     depth = num_branches = 0
     while len(row):
         has_next = length[row] > depth
-        ways, first, way, count = np.unique(
-            node[has_next] * len(ids) + content[offsets[row[has_next]] + depth],
-            return_index=True,
-            return_inverse=True,
-            return_counts=True,
-        )
-        is_shared = count > 1
-        before = ways // max(len(ids), 1)
+        before, content = node[has_next], ids[offsets[row[has_next]] + depth]
+        is_first = (np.diff(before, prepend=-1) != 0) | (np.diff(content, prepend=0) != 0)
+        way = np.cumsum(is_first) - 1
+        is_shared, before = np.bincount(way) > 1, before[is_first]
         is_new = is_shared & ((np.bincount(before, is_shared)[before] > 1) | (depth == 0))
-        branch_of_way = np.where(is_shared, branch[has_next][first], -1)
+        branch_of_way = np.where(is_shared, branch[has_next][is_first], -1)
         branch_of_way[is_new] = num_branches + np.arange(is_new.sum())
         num_branches += int(is_new.sum())
         next_branch = np.full(len(row), -1)

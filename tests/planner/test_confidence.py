@@ -28,7 +28,7 @@ def plan(model=STEP_TIME, slo=SLO, **options):
 
 def traces_with_hashes():
     """100 requests, 2 ids each: one of all, one of their own."""
-    ids = np.stack([np.full(100, 1 << 62), np.arange(100) * 7], axis=1).ravel()
+    ids = np.stack([np.full(100, 1 << 32), np.arange(100) * 7], axis=1).ravel()
     return RequestTrace(
         np.arange(100) * 1.0,
         np.arange(100) + 40,

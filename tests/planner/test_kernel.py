@@ -13,6 +13,8 @@ from planner import kernel
 from planner.engine_config import EngineConfig
 from planner.replay import NO_CAPS, NO_NOISE, WHOLE_REPLAY, Beginnings, kernel_blocks, replay
 from planner.step_time import StepTime
+from planner.stepper import Engine
+from traces.requests import PrefixHashes, RequestTrace
 
 COMPARED = ("outcome", "end_ns", "steps", "token_step", "preemptions", "unfinished")
 
@@ -141,6 +143,44 @@ def test_conversations_that_branch(seed, block_size, pool_percent, method, polic
     ours = run_kernel(requests, config, StepTime(900, 70, 13), 5000, ID_BLOCK_TOKENS)
 
     assert {name: ours[name] for name in COMPARED} == {name: theirs[name] for name in COMPARED}
+
+
+class Visited:
+    """Rows, and in what order they were looked at."""
+
+    def __init__(self, rows):
+        self.rows, self.order = rows, []
+
+    def __getitem__(self, row):
+        if self.order[-1:] != [row]:
+            self.order.append(row)
+        return self.rows[row]
+
+
+def test_a_text_that_is_held_up_to_every_block_is_walked_through_once():
+    """Cut to single blocks by those who hold it, it costs a look at each, not at all before each."""
+    num = 30
+    num_ids = np.array([num, *range(num, 0, -1)])
+    trace = RequestTrace(
+        np.zeros(num + 1),
+        num_ids * 16 + 1,
+        np.full(num + 1, 100),
+        np.arange(num + 1),
+        prefix_hashes=PrefixHashes(np.concatenate([np.arange(n) for n in num_ids]), np.cumsum([0, *num_ids]), 16),
+    )
+    engine = Engine(trace, EngineConfig(max_num_batched_tokens=8192, max_num_seqs=64))
+    engine._let_in(range(num + 1))
+    engine._schedule()
+    request, state, spans, paths = (
+        rows.view(np.recarray) for rows in (engine.requests, engine.state, engine.spans, engine.paths)
+    )
+    visited = Visited(spans)
+
+    num_hits = kernel.look_up.py_func(request[0], state[0], visited, paths, engine.table, engine.limits)
+
+    assert state[0].num_running == num + 1
+    assert num_hits == num
+    assert len(visited.order) == 1 + num == len(set(visited.order)), "the branch and its blocks"
 
 
 @settings(max_examples=200)

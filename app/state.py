@@ -120,7 +120,7 @@ class Session:
     previous: PlanJob | None = None
     """The last plan before it that came to a result."""
     wants_plan: bool = False
-    """Whether the Plan page is to start by itself, after the example was asked for."""
+    """Whether the Plan page is to start as soon as it has read all its fields."""
     load_job: LoadJob | None = None
     """What was asked last about load, for the newest plan with a result."""
     asked: dict[type, WhatIfJob | InsideJob] = field(default_factory=dict)
@@ -354,6 +354,10 @@ class Session:
         self.make_up(trace, compute.EXAMPLE_TRACE)
         self.steps.give(log, compute.EXAMPLE_LOG)
         self.num_kv_tokens, self.given, self.behind_log, self.picked = None, None, None, None
+        self.want_plan()
+
+    def want_plan(self) -> None:
+        """Have the Plan page start."""
         self.wants_plan = True
 
 

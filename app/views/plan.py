@@ -67,10 +67,18 @@ if inputs != session.inputs:
 
 # Compute
 is_possible = not faults and more is not None
-wanted = st.button("Plan", type="primary", icon=":material/play_arrow:", disabled=not is_possible or is_going)
-if (wanted or session.wants_plan) and is_possible and not is_going:
-    session.start_plan(inputs, trace, model, scheduler)
-    st.rerun()
+st.button(
+    "Plan",
+    type="primary",
+    icon=":material/play_arrow:",
+    disabled=not is_possible or is_going,
+    on_click=session.want_plan,  # comes through where a new target has the page run again before it gets here
+)
+if session.wants_plan and not is_going:
+    if is_possible:
+        session.start_plan(inputs, trace, model, scheduler)
+        st.rerun()
+    session.wants_plan = False
 
 
 # Show

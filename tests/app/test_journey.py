@@ -153,7 +153,7 @@ def test_the_worst_gap_is_explained_and_its_steps_go_into_a_file(page: Page, add
     page.get_by_role("button", name="Run the example").click()
     expect(page.get_by_text("Met: p99 token gap")).to_be_visible(timeout=PLAN_MS)
     # The last line of the page: a click while it is still drawn may meet the run that replaces it.
-    expect(page.get_by_text("settings tried,")).to_be_visible(timeout=PLAN_MS)
+    expect(page.get_by_text("settings tried in")).to_be_visible(timeout=PLAN_MS)
     page.get_by_role("button", name="Inspect: Today").click()
     sentence = page.get_by_text("had no token for")
     expect(sentence).to_contain_text("prefill tokens of request")

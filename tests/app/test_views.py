@@ -74,6 +74,13 @@ def example() -> AppTest:
     return planned(press(opened(), "Run the example"))
 
 
+def test_who_clicks_right_after_typing_gets_a_plan() -> None:
+    """The new target and the click reach the page in one run."""
+    test = planned(press(opened(), "Run the example"))
+    next(widget for widget in test.number_input if widget.label == "Token gap (ITL) target, ms").set_value(90.0)
+    assert "against 90 ms" in words(planned(press(test, "Plan")))
+
+
 @pytest.mark.parametrize(
     ("page", "missing"),
     [

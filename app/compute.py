@@ -6,7 +6,7 @@ Results are cached by digest and small frozen settings, shared by all sessions, 
 import hashlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,10 +23,8 @@ from planner.align import Alignment
 from planner.engine_config import EngineConfig
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.lesson import Turn, lesson
-from planner.inside.phases import Life, life_of
-from planner.inside.step_table import StepRow, step_table
-from planner.inside.timeline import Timeline, timeline
-from planner.inside.worst_gaps import WorstGap, worst_gaps
+from planner.inside.recording import steps_between
+from planner.inside.step_table import steps_around
 from planner.measured import Comparison, compare, served
 from planner.metrics import Distribution, distribution, itl, ttft_s
 from planner.plan_file import SavedPlan, read_plan
@@ -52,14 +50,10 @@ SAMPLES = Path(read.__file__).parent / "samples"
 EXAMPLE_TRACE, EXAMPLE_LOG = "chat_long_prompts.parquet", "server.log"
 WAIT_S = 0.1
 """How long a job sleeps between looks whether it was cancelled while the scheduler compiles."""
-NUM_SLICES = 600
-"""Of a timeline: about as many as it has pixels on a small screen."""
-NUM_GAPS = 10
-"""Worst gaps that are explained."""
-NUM_STEPS = 15
-"""Steps listed around a moment."""
 MAX_FILE_STEPS = 2000
 """Most steps in one file for a trace viewer: some megabytes."""
+MOST_REPLAY_BYTES = 2.5e9
+"""Of the replays kept to look into: a million requests with a row for each of their steps take half of it."""
 HEAD_START_S = 3.0
 """How long the first page has the processor to itself."""
 
@@ -248,44 +242,6 @@ class Setting:
     """Coefficients charged."""
 
 
-@st.cache_resource(
-    max_entries=6,
-    scope="session",
-    show_spinner="Replaying … (the first replay of an installation compiles the scheduler, about half a minute)",
-)
-def replayed(setting: Setting, _trace: RequestTrace) -> Replay:
-    """One replay to look into, without events: those of a window are cheaper to replay than all are to keep."""
-    compiler().wait(lambda: False)
-    run = replay(_trace, setting.engine_config, setting.step_time)
-    for values in (run.steps, run.gaps, run.events):
-        values.flags.writeable = False
-    return run
-
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def over_time(setting: Setting, window_s: tuple[float, float], _trace: RequestTrace) -> Timeline:
-    """The engine over a window."""
-    return timeline(replayed(setting, _trace), NUM_SLICES, *window_s)
-
-
-@st.cache_resource(max_entries=32, show_spinner="Explaining the worst gaps …")
-def longest_gaps(setting: Setting, window_s: tuple[float, float], _trace: RequestTrace) -> tuple[WorstGap, ...]:
-    """The longest gaps that end in a window, the longest first."""
-    return worst_gaps(_trace, replayed(setting, _trace), NUM_GAPS, *window_s)
-
-
-@st.cache_resource(max_entries=64, show_spinner="Replaying the steps …")
-def steps_around(setting: Setting, moment_s: float, _trace: RequestTrace) -> tuple[StepRow, ...]:
-    """The steps around a moment."""
-    return step_table(_trace, replayed(setting, _trace), moment_s, NUM_STEPS)
-
-
-@st.cache_resource(max_entries=64, show_spinner="Following the request …")
-def life(setting: Setting, request: int, _trace: RequestTrace) -> Life:
-    """One request from its arrival to its last token."""
-    return life_of(_trace, replayed(setting, _trace), request)
-
-
 @st.cache_resource(max_entries=64, show_spinner="Replaying …")
 def lesson_of(config: EngineConfig) -> tuple[Turn, ...]:
     """The toy replay of the method page."""
@@ -304,17 +260,15 @@ def file_window(run: Replay, window_s: tuple[float, float], moment_s: float) -> 
     moment_s : float
         Seconds.
     """
-    start_ns, end_ns = run.steps["start_ns"], run.steps["end_ns"]
-    from_ns, until_ns, moment_ns = (round(1e9 * at_s) for at_s in (*window_s, moment_s))
-    first = int(np.searchsorted(end_ns, from_ns, "right"))
-    stop = int(np.searchsorted(start_ns, until_ns, "left"))
-    num_left_out = max(0, stop - first - MAX_FILE_STEPS)
+    steps = steps_between(run, *(round(1e9 * at_s) for at_s in window_s))
+    num_left_out = max(0, len(steps) - MAX_FILE_STEPS)
     if num_left_out == 0:
         return window_s, 0
-    middle = int(np.searchsorted(start_ns, moment_ns, "right"))
-    first = min(max(first, middle - MAX_FILE_STEPS // 2), stop - MAX_FILE_STEPS)
+    # Around the moment, but not beyond the window.
+    first = steps_around(run, moment_s, MAX_FILE_STEPS).start
+    first = min(max(first, steps.start), steps.stop - MAX_FILE_STEPS)
     last = first + MAX_FILE_STEPS - 1
-    return (int(start_ns[first]) / 1e9, int(end_ns[last]) / 1e9), num_left_out
+    return (int(run.steps["start_ns"][first]) / 1e9, int(run.steps["end_ns"][last]) / 1e9), num_left_out
 
 
 def viewer_file(run: Replay, window_s: tuple[float, float], trace: RequestTrace) -> str:
@@ -353,6 +307,18 @@ def kept() -> Kept[Any]:
 def worked_out(kind: str) -> Kept[Any]:
     """Results of one kind of job, by what they stand on."""
     return Kept()
+
+
+@st.cache_resource(show_spinner=False)
+def replays() -> Kept[Replay]:
+    """Replays to look into, by their settings."""
+    return Kept(size_of=_bytes_of, most_bytes=MOST_REPLAY_BYTES)
+
+
+def _bytes_of(run: Replay) -> int:
+    """How large its arrays are."""
+    values = (getattr(run, field.name) for field in fields(run))
+    return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
 
 @st.cache_resource(show_spinner=False)

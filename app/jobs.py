@@ -5,17 +5,24 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
 from app import compute
 from app.compute import PlanInputs, Setting
+from app.kept import Kept
+from planner import kernel
 from planner.candidates import Candidate
 from planner.capacity import HOUR_S, Capacity, LoadPoint, find_capacity
 from planner.engine_config import EngineConfig
 from planner.errors import Cancelled
 from planner.executors import executor_at
+from planner.inside.phases import Life, life_of, life_pieces
+from planner.inside.step_table import StepRow, step_table
+from planner.inside.window import WindowView, look_at
 from planner.plan_file import SavedPlan, save_plan
+from planner.replay import Replay, replay
 from planner.routing import Routing
 from planner.scenario import Scenario, evaluate_scenario
 from planner.search import Recommendation, recommend
@@ -26,6 +33,12 @@ from traces.answers import NO_ANSWERS, ReadAnswers
 from traces.errors import InputError
 from traces.requests import RequestTrace
 
+NUM_SLICES = 600
+"""Of a timeline: about as many as it has pixels on a small screen."""
+NUM_GAPS = 10
+"""Worst gaps that are explained."""
+NUM_STEPS = 15
+"""Steps listed around a moment."""
 USUAL_REPLAYS = 30
 """Of a load question, about."""
 WIDTHS_S = (1.0, 10.0, 60.0, 300.0, 900.0)
@@ -66,20 +79,28 @@ class Job:
         return self.status in (Status.COMPILING, Status.RUNNING)
 
     @property
+    def part_done(self) -> float:
+        """How much of the replay that is going on is done, 0–1; 0 where nobody knows."""
+        return 0.0
+
+    @property
     def left_s(self) -> float | None:
         """How long it will take still, if replays go on as they went, seconds; None while that is not known."""
-        num_left = self.num_planned - self.num_done
-        if not self.num_done or num_left <= 0:
+        done = self.num_done + self.part_done
+        if not done or self.num_planned <= done:
             return None
-        return (time.monotonic() - self.running_s) / self.num_done * num_left
+        return (time.monotonic() - self.running_s) / done * (self.num_planned - done)
 
     def cancel(self) -> None:
-        """Stop soon: the compiled replay looks at this flag all the time."""
+        """Stop soon: the compiled replay looks at this flag all the time, but not while memory is copied for it."""
         self.cancelled[0] = 1
+        if self.is_going:
+            self.status = Status.CANCELLED
 
     def wait(self, at_most_s: float) -> None:
-        """Return when it is through, or after this time."""
-        self._thread.join(at_most_s)
+        """Return when it is through or was cancelled, or after this time."""
+        if self.is_going:
+            self._thread.join(at_most_s)
 
     def run(self) -> None:
         """Do the work."""
@@ -269,6 +290,111 @@ class WhatIfJob(Job):
         """Note how far it is; called from the replays."""
         self.num_done += 1
         self.newest = f"last: {flags_in_words(candidate)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The user wants to look into a setting."""
+
+    setting: Setting
+    """Which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The user wants to know what the engine did in a stretch, and which gaps were worst in it."""
+
+    setting: Setting
+    """What is looked into."""
+    window_s: tuple[float, float]
+    """From when until when, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The user wants to know who ran around a moment."""
+
+    setting: Setting
+    """What is looked into."""
+    moment_s: float
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The user wants to know why a request was late."""
+
+    setting: Setting
+    """What is looked into."""
+    request: int
+    """Row of the trace."""
+
+
+Look = Opened | Window | Moment | Late
+"""What the user wants to see inside a setting."""
+
+
+class InsideJob(Job):
+    """One look inside one setting; what comes of it is kept for all sessions, and not here: it may be a gigabyte."""
+
+    def __init__(self, question: Look, trace: RequestTrace) -> None:
+        self.question, self.trace = question, trace
+        self.engine = np.zeros(1, kernel.ENGINE)
+        super().__init__()
+
+    @property
+    def part_done(self) -> float:
+        """Of the whole replay, by the requests that were admitted."""
+        return min(0.99, int(self.engine["num_seated"][0]) / len(self.trace))
+
+    @property
+    def result(self) -> Any:
+        """A `Replay`, a `WindowView`, steps, or a `Life`; None while there is none, or no longer one."""
+        return None if self.is_going else self._kept.get(self.question)
+
+    @property
+    def _kept(self) -> Kept[Any]:
+        kind = type(self.question)
+        return compute.replays() if kind is Opened else compute.worked_out(kind.__name__)
+
+    def run(self) -> None:
+        """Answer once per question, whoever asks."""
+        self._kept.made_once(self.question, self.replay if isinstance(self.question, Opened) else self.look, self.check)
+
+    def replay(self) -> Replay:
+        """Replay with a row for every step, without events: to replay again for those of a window is cheap."""
+        self.num_planned += 1
+        self.newest = f"{len(self.trace):,} requests, and a row for every step"
+        setting = self.question.setting
+        run = replay(self.trace, setting.engine_config, setting.step_time, cancel=self.cancelled, engine=self.engine)
+        for values in (run.steps, run.gaps):
+            values.flags.writeable = False
+        self.on_replay()
+        return run
+
+    def look(self) -> WindowView | tuple[StepRow, ...] | Life:
+        """Look into the replay, which is made once more where it was forgotten."""
+        asked, trace = self.question, self.trace
+        run = compute.replays().made_once(Opened(asked.setting), self.replay, self.check)
+        self.newest = "who ran in the steps asked for"
+        if isinstance(asked, Late):
+            self.num_planned += len(life_pieces(run, asked.request))
+            return life_of(trace, run, asked.request, self.cancelled, self.on_replay)
+        self.num_planned += 1
+        found: WindowView | tuple[StepRow, ...]
+        if isinstance(asked, Window):
+            sizes = {"num_buckets": NUM_SLICES, "num_gaps": NUM_GAPS, "num_steps": NUM_STEPS}
+            found = look_at(trace, run, asked.window_s, **sizes, cancel=self.cancelled)
+        else:
+            assert isinstance(asked, Moment)
+            found = step_table(trace, run, asked.moment_s, NUM_STEPS, self.cancelled)
+        self.on_replay()
+        return found
+
+    def on_replay(self) -> None:
+        """Note how far it is."""
+        self.engine[:] = 0
+        self.num_done += 1
 
 
 def window_width_s(span_s: float) -> float:

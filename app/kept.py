@@ -5,6 +5,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from math import inf
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -24,10 +25,19 @@ class Kept(Generic[T]):
     ----------
     clock : callable
         Seconds, growing.
+    size_of : callable
+        Bytes of a value, where they matter.
+    most_bytes : float
+        Of all values together; the newest is kept whatever its size.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._lock = clock, threading.Lock()
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        size_of: Callable[[T], int] = lambda value: 0,
+        most_bytes: float = inf,
+    ) -> None:
+        self._clock, self._size_of, self._most_bytes, self._lock = clock, size_of, most_bytes, threading.Lock()
         self._values: OrderedDict[Hashable, tuple[float, T]] = OrderedDict()
         self._being_made: set[Hashable] = set()
 
@@ -36,7 +46,7 @@ class Kept(Generic[T]):
         with self._lock:
             self._values[key] = (self._clock(), value)
             self._values.move_to_end(key)
-            while len(self._values) > MOST_KEPT:
+            while len(self._values) > 1 and (len(self._values) > MOST_KEPT or self._num_bytes() > self._most_bytes):
                 self._values.popitem(last=False)
 
     def get(self, key: Hashable) -> T | None:
@@ -76,6 +86,10 @@ class Kept(Generic[T]):
         finally:
             with self._lock:
                 self._being_made.discard(key)
+
+    def _num_bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(self._size_of(value) for _, value in self._values.values())
 
 
 def is_secret(value: object) -> bool:

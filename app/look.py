@@ -8,9 +8,10 @@ import streamlit as st
 from app import compute, frames, panels
 from app.compute import Setting
 from app.figures import inside
+from app.jobs import Late, Moment, Window
 from app.widgets.inside import ask_gap, ask_moment, ask_request
+from planner.inside.window import WindowView
 from planner.inside.words import gap_sentence, life_sentence
-from planner.inside.worst_gaps import WorstGap
 from planner.metrics import ttft_s
 from planner.replay import Replay
 from planner.verdict import seconds
@@ -39,17 +40,18 @@ class Look:
 
 
 def show_inside(look: Look) -> None:
-    """Everything, from the overview to the detail."""
+    """Everything, from the overview to the detail; what is not there yet says how far it is."""
     _show_outcome(look.run)
+    view = panels.answer(Window(look.setting, look.window_s), look.trace)
+    if view is None:
+        return
     # Drawn last, as it marks the moment that is chosen below it.
     overview = st.container()
-    gaps = compute.longest_gaps(look.setting, look.window_s, _trace=look.trace)
     st.subheader("Where did streams freeze longest, and why?")
-    moment_s = _show_gaps(look, gaps)
-    _show_steps(look, moment_s)
-    view = compute.over_time(look.setting, look.window_s, _trace=look.trace)
+    moment_s = _show_gaps(look, view)
+    _show_steps(look, view, moment_s)
     with overview:
-        panels.show_figure(inside.over_time(view, moment_s), "over_time")
+        panels.show_figure(inside.over_time(view.timeline, moment_s), "over_time")
     overview.caption("Drag across the figure to zoom all panels, double-click to zoom out.")
     _show_life(look)
     _show_file(look, moment_s)
@@ -59,7 +61,7 @@ def _show_outcome(run: Replay) -> None:
     """Say what the replay is, and what became of requests that did not end."""
     finished, whole = int(run.is_finished.sum()), len(run.is_finished)
     st.caption(
-        f"Simulated: {finished:,} of {whole:,} requests finished in {len(run.steps):,} engine steps and "
+        f"Simulated: {finished:,} of {whole:,} requests finished in {run.totals.num_steps:,} engine steps and "
         f"{seconds(run.end_s)}, with {int(run.num_preemptions.sum()):,} preemptions."
     )
     num_never = int(run.never_runs.sum())
@@ -69,8 +71,9 @@ def _show_outcome(run: Replay) -> None:
         st.warning(f"{ENDED_EARLY[run.outcome]} {whole - finished - num_never:,} requests did not finish.")
 
 
-def _show_gaps(look: Look, gaps: tuple[WorstGap, ...]) -> float:
+def _show_gaps(look: Look, view: WindowView) -> float:
     """List the worst gaps with their causes; the moment to look at, seconds."""
+    gaps = view.gaps
     if not gaps:
         st.info("No gap between two tokens of one request ends in this window.")
         return _ask_moment(look, look.window_s[0], "")
@@ -83,10 +86,10 @@ def _show_gaps(look: Look, gaps: tuple[WorstGap, ...]) -> float:
     # The labels name the widget: other gaps are another question.
     labels = frames.gap_labels(look.trace, gaps)
     with left:
-        gap = gaps[ask_gap(labels, f"gap_{hash(labels)}")]
-    last = look.run.steps[gap.step]
+        chosen = ask_gap(labels, f"gap_{hash(labels)}")
+    gap = gaps[chosen]
     with right:
-        moment_s = _ask_moment(look, (int(last["start_ns"]) + int(last["end_ns"])) / 2e9, str(gap.step))
+        moment_s = _ask_moment(look, view.moments_s[chosen], str(gap.step))
     st.markdown(
         f"Request {frames.data_row(look.trace, gap.request)} had no token for **{seconds(gap.gap_s)}**: "
         f"{frames.literal(gap_sentence(look.trace, gap))}."
@@ -99,12 +102,15 @@ def _ask_moment(look: Look, moment_s: float, name: str) -> float:
     return ask_moment(moment_s, look.run.end_s, f"moment_{name}_{hash(look.setting)}")
 
 
-def _show_steps(look: Look, moment_s: float) -> None:
+def _show_steps(look: Look, view: WindowView, moment_s: float) -> None:
     """Show who ran in the steps around a moment."""
-    rows = compute.steps_around(look.setting, moment_s, _trace=look.trace)
     st.markdown(
         f"**Who ran in the steps around {frames.moment(moment_s)}?** ▶ marks the step at that moment. Simulated."
     )
+    known = dict(zip(view.moments_s, view.steps, strict=True))
+    rows = known.get(moment_s) or panels.answer(Moment(look.setting, moment_s), look.trace)
+    if rows is None:
+        return
     table = frames.steps(look.trace, rows, moment_s)
     st.dataframe(table, hide_index=True, key="steps", height=35 * (len(table) + 1) + 3)
     st.caption(
@@ -125,7 +131,9 @@ def _show_life(look: Look) -> None:
     if not len(found):
         st.warning(f"Data row {row:,} is not in the trace: the file has no such row, or it was left out.")
         return
-    life = compute.life(look.setting, int(found[0]), _trace=look.trace)
+    life = panels.answer(Late(look.setting, int(found[0])), look.trace)
+    if life is None:
+        return
     sentence = life_sentence(look.trace, life)
     st.markdown(frames.literal(sentence[0].upper() + sentence[1:]))
     if not life.phases:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -13,7 +14,7 @@ from app.compute import PlanInputs
 from app.figures import distributions
 from app.figures.data import drawn_values
 from app.figures.labels import d_and_p, three_digits
-from app.jobs import Job, Status
+from app.jobs import Job, Look, Status, WhatIf
 from app.pages import PAGES
 from app.report import calibration_report
 from app.state import Reading, Session
@@ -33,6 +34,8 @@ from traces.selection import selection_sentence
 from traces.tables import Source
 from traces.write import to_parquet
 
+PATIENCE_S = 0.8
+"""How long an answer may take without a word about how far it is."""
 PICKED = "Picked"
 """What the Inspect page calls a setting that was picked among all that a plan tried."""
 
@@ -117,9 +120,36 @@ def _target_in_words(session: Session) -> str:
     return words + planning
 
 
+def answer(question: WhatIf | Look, trace: RequestTrace) -> Any:
+    """What comes of a question; where that is not there at once, None, and how far it is or why it came to nothing."""
+    job = state.session().ask(question, trace)
+    job.wait(PATIENCE_S)
+    if job.is_going:
+        watch(job, type(question).__name__)
+        return None
+    result = job.result
+    if result is None:
+        show_end(job)
+        st.button(
+            "Replay again",
+            icon=":material/replay:",
+            key=f"again_{type(question).__name__}",
+            on_click=state.session().ask_again,
+            args=(type(question),),
+        )
+    return result
+
+
 @st.fragment(run_every=0.4)
-def watch(job: Job) -> None:
-    """Say how far a job is and what it tries, offer to stop it, and run the page again when it is through."""
+def watch(job: Job, name: str = "") -> None:
+    """Say how far a job is and what it tries, offer to stop it, and run the page again when it is through.
+
+    Parameters
+    ----------
+    job : Job
+    name : str
+        Tells apart jobs that are watched at the same time.
+    """
     waited = f"{time.monotonic() - job.started_s:.0f} s"
     share = 0.0
     if job.status is Status.COMPILING:
@@ -127,13 +157,13 @@ def watch(job: Job) -> None:
     elif not job.num_planned:
         words = f"Starting … {waited}"
     else:
-        share = min(1.0, job.num_done / job.num_planned)
+        share = min(1.0, (job.num_done + job.part_done) / job.num_planned)
         left = "" if job.left_s is None else f", about {job.left_s:.0f} s more"
-        newest = f" · {job.newest}" if job.newest else ""
-        words = f"{job.num_done:,} of {job.num_planned:,} replays · {waited}{left}{newest}"
+        num = "1 replay" if job.num_planned == 1 else f"{job.num_planned:,} replays"
+        words = " · ".join(filter(None, (f"{job.num_done:,} of {num}", f"{waited}{left}", job.newest)))
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.progress(share, words)
-        if st.button("Cancel", icon=":material/stop:", key=f"cancel_{type(job).__name__}"):
+        if st.button("Cancel", icon=":material/stop:", key=f"cancel_{type(job).__name__}_{name}"):
             job.cancel()
     if not job.is_going:
         st.rerun()

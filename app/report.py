@@ -69,7 +69,7 @@ def plan_report(saved: SavedPlan, settings: tuple[Latencies, ...] = ()) -> str:
         _figure("grid", gap_by_budget_and_seats(plan, plan.closest.engine_config.long_prefill_token_threshold)),
         *_distributions(saved, settings),
         f"<details><summary>Why the other {len(plan.losers):,} settings lost</summary>",
-        _table(frames.losers(plan), has_index=False),
+        _table(frames.losers(plan).drop(columns="reason"), has_index=False),
         "</details>",
         _heading(2, "What this stands on"),
         _items(provenance(saved)),

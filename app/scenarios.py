@@ -11,9 +11,6 @@ from planner.slo import Slo
 from planner.step_time import StepTime
 from traces.requests import RequestTrace
 
-PATIENCE_S = 0.8
-"""How long the table may take without a word about how far it is."""
-
 
 @st.fragment
 def show_scenarios(
@@ -60,16 +57,8 @@ def show_scenarios(
         st.info("Nothing is pinned: pin the setting above.", icon=":material/keep:")
         return
     configs = tuple(config for _, config in pinned)
-    job = session.ask_what_if(WhatIf(trace.digest, configs, step_time, slo, scenario), trace)
-    job.wait(PATIENCE_S)
-    if job.is_going:
-        panels.watch(job)
-        return
-    if job.result is None:
-        panels.show_end(job)
-        if st.button("Replay them again", icon=":material/replay:"):
-            session.what_if = None
-            st.rerun(scope="fragment")
+    result = panels.answer(WhatIf(trace.digest, configs, step_time, slo, scenario), trace)
+    if result is None:
         return
     without = [name for name, config in pinned if not config.enable_prefix_caching]
     if scenario.seen_share is not None and without:
@@ -79,7 +68,7 @@ def show_scenarios(
             icon=":material/info:",
         )
     names = tuple(f"{k}: {name}" for k, (name, _) in enumerate(pinned, start=1))
-    st.table(frames.side_by_side(names, job.result, slo), border="horizontal")
+    st.table(frames.side_by_side(names, result, slo), border="horizontal")
     st.caption(
         "Simulated: your requests under the changes above, with the same step times. Better and worse are against the "
         "first. Step times beyond the range that the log covers are extrapolated."

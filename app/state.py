@@ -9,7 +9,7 @@ import streamlit as st
 
 from app import compute
 from app.compute import PlanInputs, Setting
-from app.jobs import LoadJob, PlanJob, Status, WhatIf, WhatIfJob
+from app.jobs import InsideJob, LoadJob, Look, PlanJob, Status, WhatIf, WhatIfJob
 from app.kept import is_secret
 from app.tab import Told
 from planner.align import Alignment
@@ -123,8 +123,8 @@ class Session:
     """Whether the Plan page is to start by itself, after the example was asked for."""
     load_job: LoadJob | None = None
     """What was asked last about load, for the newest plan with a result."""
-    what_if: WhatIfJob | None = None
-    """What was asked last about changed traffic and memory."""
+    asked: dict[type, WhatIfJob | InsideJob] = field(default_factory=dict)
+    """What was asked last of each kind, about settings side by side or inside one."""
     look: str = ""
     """Name of the setting that the Inspect page was asked to open; "" = none."""
     picked: EngineConfig | None = None
@@ -152,10 +152,11 @@ class Session:
     def without_work(self) -> "Session":
         """One for another tab: it knows the same, but what runs beside the pages is not its own to cancel."""
         own = self.copy()
-        for name in ("job", "load_job", "what_if"):
+        for name in ("job", "load_job"):
             work = getattr(own, name)
             if work is not None and work.is_going:
                 setattr(own, name, None)
+        own.asked = {kind: job for kind, job in own.asked.items() if not job.is_going}
         return own
 
     @property
@@ -291,13 +292,22 @@ class Session:
         self.look, self.num_looks = name, self.num_looks + 1
         self.picked = self.picked if picked is None else picked
 
-    def ask_what_if(self, question: WhatIf, trace: RequestTrace) -> WhatIfJob:
-        """Have a question answered; the one before it is not asked any more."""
-        if self.what_if is None or self.what_if.question != question:
-            if self.what_if is not None:
-                self.what_if.cancel()
-            self.what_if = WhatIfJob(question, trace)
-        return self.what_if
+    def ask(self, question: WhatIf | Look, trace: RequestTrace) -> WhatIfJob | InsideJob:
+        """Have a question answered; the one before it of the same kind is not asked any more."""
+        kind = type(question)
+        job = self.asked.get(kind)
+        # An answer that is done and gone was forgotten for others.
+        is_gone = job is not None and job.status is Status.DONE and job.result is None
+        if job is None or job.question != question or is_gone:
+            if job is not None:
+                job.cancel()
+            job = WhatIfJob(question, trace) if isinstance(question, WhatIf) else InsideJob(question, trace)
+            self.asked[kind] = job
+        return job
+
+    def ask_again(self, kind: type) -> None:
+        """Forget what came of the last question of a kind."""
+        del self.asked[kind]
 
     def pin(self, settings: tuple[tuple[str, EngineConfig], ...]) -> None:
         """Have these settings stand side by side."""

@@ -9,9 +9,10 @@ import numpy.typing as npt
 from planner import kernel
 from planner.early import caps, members
 from planner.engine_config import EngineConfig
+from planner.errors import BadFlags, BadPlan
 from planner.metrics import UNSTABLE_GROWTH, Summary, distribution, e2e_s, itl_of_requests, summarise, ttft_s
 from planner.replay import NO_CAPS, Replay, replay, requests_that_never_run
-from planner.slo import ClassTarget, Slo
+from planner.slo import ClassTarget, Slo, class_in_words
 from planner.step_time import StepTime
 from traces.requests import RequestTrace
 
@@ -105,6 +106,33 @@ class Candidate:
     def is_complete(self) -> bool:
         """Whether the replay went on to its end; if not, all numbers are those so far."""
         return self.summary.outcome != "stopped"
+
+
+def check_asked(trace: RequestTrace, config: EngineConfig, slo: Slo) -> None:
+    """Refuse what would be met for want of requests: a trace of which none can run, and targets of none of them.
+
+    Raises
+    ------
+    BadFlags, BadPlan
+        None can run under `config`; a class has no members. Says what there is.
+    """
+    shortest = int(trace.prompt_tokens.argmin())
+    if requests_that_never_run(trace, config).all():
+        raise BadFlags(
+            "flags",
+            f"none of the {len(trace):,} requests can run: the shortest prompt has {trace.prompt_tokens[shortest]:,} "
+            f"tokens, max_model_len is {config.max_model_len or 'not limited'}, and the KV cache holds "
+            f"{config.num_kv_tokens:,} tokens. Give the flags of a server that can serve this trace.",
+        )
+    for target in slo.classes:
+        if not members(trace, target).any():
+            known = [] if trace.priority is None else np.unique(trace.priority)[:10].tolist()
+            priorities = ", ".join(map(str, known)) or "not given"
+            raise BadPlan(
+                "targets",
+                f"no request is among {class_in_words(target)}: prompts have {trace.prompt_tokens[shortest]:,} to "
+                f"{trace.prompt_tokens.max():,} tokens, priorities are {priorities}",
+            )
 
 
 def evaluate(

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.candidates import Candidate, Rejection, evaluate, missed_by_classes, missed_latencies
+from planner.candidates import Candidate, Rejection, check_asked, evaluate, missed_by_classes, missed_latencies
 from planner.engine_config import EngineConfig
+from planner.errors import BadPlan
 from planner.executors import somewhere
 from planner.metrics import distribution, e2e_s, itl_within, ttft_s
 from planner.replay import replay
@@ -27,6 +28,8 @@ MOST_REPLICAS = 1024
 """More replicas are not looked for."""
 LOADS = (0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5, 2.0, 3.0, 4.0)
 """Multiples of the trace's rate at which the curve of latency against load is taken."""
+MOST_WINDOWS = 10_000
+"""A trace is not looked at in more pieces."""
 HOUR_S = 3600.0
 """Width of the windows in which a trace is looked at piece by piece, seconds."""
 
@@ -76,7 +79,8 @@ class Curve:
     points: tuple[LoadPoint, ...]
     """By growing load; those in which the queue grows for ever say so, their latencies depend on the trace's length."""
     knee: LoadPoint | None
-    """The stable point with the most load per second of TTFT at the target's percentile; None when none is stable."""
+    """The stable point with the most load per second of TTFT at the target's percentile, where a larger load was drawn
+    to show it; None elsewhere, or when none is stable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,8 @@ def find_capacity(
     `on_point` is called with each replay of the whole trace or of a replica's part, under the load that it bears.
     """
     asked = (trace, engine_config, step_time, slo)
+    check_asked(trace, engine_config, slo)
+    _num_windows(trace, width_s)
     with somewhere(executor) as where:
         return Capacity(
             headroom=find_headroom(*asked, on_point=on_point, cancel=cancel),
@@ -263,7 +269,7 @@ def latency_curve(
                 on_point(points[-1])
     stable = [p for p in points if not p.candidate.summary.is_unstable and p.candidate.summary.ttft_at_percentile_s > 0]
     knee = max(stable, key=lambda p: p.load / p.candidate.summary.ttft_at_percentile_s, default=None)
-    return Curve(tuple(points), knee)
+    return Curve(tuple(points), None if knee is points[-1] else knee)
 
 
 def by_window(
@@ -283,7 +289,7 @@ def by_window(
     run = replay(trace, engine_config, step_time, cancel=cancel)
     waits_s, lasts_s = ttft_s(run), e2e_s(run)
     end_s = np.where(run.never_runs, run.arrival_s, np.where(run.is_finished, run.last_token_s, np.inf))
-    num_windows = int(trace.span_s // width_s) + 1
+    num_windows = _num_windows(trace, width_s)
     found = []
     for k in range(num_windows):
         from_s = k * width_s
@@ -313,6 +319,14 @@ def by_window(
             )
         )
     return tuple(found)
+
+
+def _num_windows(trace: RequestTrace, width_s: float) -> int:
+    """Into how many windows a trace is cut; refused where nobody would look through them."""
+    num = trace.span_s // width_s + 1
+    if num > MOST_WINDOWS:
+        raise BadPlan("stretches", f"{width_s:g} s cut this trace into {num:,.0f}; allowed: at most {MOST_WINDOWS:,}")
+    return int(num)
 
 
 def _bracket(meets: Callable[[float], bool]) -> tuple[float | None, float | None]:

@@ -361,7 +361,7 @@ def grown(rows: Rows, num_rows: int, room: int) -> Rows:
     if num_rows + room <= len(rows):
         return rows
     larger = np.empty(2 * len(rows), rows.dtype)
-    larger[:num_rows] = rows[:num_rows]
+    larger.view(np.uint8)[: num_rows * rows.itemsize] = rows[:num_rows].view(np.uint8)  # not field by field
     return larger
 
 

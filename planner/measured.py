@@ -17,6 +17,10 @@ from traces.requests import RequestTrace
 Floats = npt.NDArray[np.float64]
 SHARES = ("mean", "p50", "p90", "p95", "p99", "max")
 """The numbers of a `Spread`."""
+TRUSTED = ("mean", "p50", "p90", "p99")
+"""Those by which a replay is trusted."""
+TITLES = {"itl": "token gaps", "worst_gap": "worst gap", "tpot": "TPOT", "ttft": "TTFT", "e2e": "E2E"}
+"""Latencies in a sentence."""
 CLOSE, FAR = 0.15, 0.5
 """Largest misses up to which the numbers, and the order of settings, are to be trusted."""
 MOST_RUNS, LEAST_RUNS = 20, 5
@@ -133,19 +137,21 @@ def trust_sentence(comparisons: tuple[Comparison, ...]) -> str:
     said = ", ".join(
         f"{title} p50 {signed_percent(by_name[name].relative_error('p50'))}, "
         f"p99 {signed_percent(by_name[name].relative_error('p99'))}"
-        for name, title in (("itl", "token gaps"), ("ttft", "TTFT"))
-        if name in by_name
+        for name, title in TITLES.items()
+        if name in ("itl", "ttft") and name in by_name
     )
-    errors = [abs(one.relative_error(share)) for one in comparisons for share in ("mean", "p50", "p90", "p99")]
-    known = [error for error in errors if not np.isnan(error)]
+    errors = [
+        (abs(one.relative_error(share)), f"{TITLES[one.name]} {share}") for one in comparisons for share in TRUSTED
+    ]
+    known = [error for error in errors if not np.isnan(error[0])]
     if not known:
         return "What was measured is 0 throughout: a replay cannot be held against it."
-    worst = max(known)
+    worst, where = max(known)
     if worst <= CLOSE:
         advice = "trust its numbers to that extent."
     elif worst <= FAR:
         advice = "trust the order of the settings, and leave that much room in the targets."
     else:
         advice = "do not plan on this model; are trace, flags and measurements of one run?"
-    miss = f"the largest miss is {round(100 * worst):,} %"
+    miss = f"the largest miss of {', '.join(TRUSTED[:-1])} and {TRUSTED[-1]} is {round(100 * worst):,} % ({where})"
     return f"Against what was measured the replay is off by: {said}; {miss}: {advice}"

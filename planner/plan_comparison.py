@@ -6,8 +6,8 @@ from typing import Any
 from planner.candidates import Candidate
 from planner.engine_config import EngineConfig
 from planner.plan_file import SavedPlan
-from planner.search import MORE, SEARCHED
-from planner.verdict import seconds
+from planner.search import MORE, SEARCHED, SearchSpace
+from planner.verdict import flag_value, seconds, tokens_per_s
 from traces.answers import NO_ANSWERS
 from traces.selection import selection_sentence
 
@@ -26,7 +26,7 @@ class Row:
     second: Value
     """In the second."""
     unit: str = ""
-    """ "s", "tokens/s" or "share" (0–1) of a number; "" for text and counts."""
+    """ "s", "tokens/s", "× capacity", "share" (0–1) of a number; "yes or no" of a fact; "" for text, counts, flags."""
 
     @property
     def differs(self) -> bool:
@@ -70,14 +70,16 @@ def value_in_words(value: Value, unit: str) -> str:
     if value is None or value != value:
         return "–"
     if isinstance(value, bool):
-        return "on" if value else "off"
+        return ("yes" if value else "no") if unit == "yes or no" else "on" if value else "off"
     if isinstance(value, str):
         return value
     if unit == "s":
         return seconds(value)
+    if unit == "tokens/s":
+        return tokens_per_s(value)
     if unit == "share":
         return f"{100 * value:.3g} %"
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g} {unit}".rstrip()
 
 
 def _rows(first: list[tuple[str, Value, str]], second: list[tuple[str, Value, str]]) -> tuple[Row, ...]:
@@ -103,20 +105,26 @@ def _inputs(saved: SavedPlan) -> list[tuple[str, Value, str]]:
         *((f"step time {name}", value, "") for name, value in plan.step_time._asdict().items()),
         ("target", saved.words.target, ""),
         *((f"today {f.name}", getattr(today, f.name), "") for f in fields(EngineConfig)),
-        *((f"searched {name}", str(plan.space.values(name)), "") for name in (*SEARCHED, *MORE)),
+        *((f"searched {name}", _searched(plan.space, name), "") for name in (*SEARCHED, *MORE)),
     ]
+
+
+def _searched(space: SearchSpace, name: str) -> str | None:
+    """The values tried for a flag; None where it was not searched."""
+    return ", ".join(flag_value(name, value) for value in space.values(name)) or None
 
 
 def _answers(saved: SavedPlan) -> list[tuple[str, Value, str]]:
     """What a plan says: name, value, unit."""
     plan = saved.recommendation
+    sure = next((f.together for f in plan.finalists if plan.best and f.engine_config == plan.best.engine_config), None)
     return [
         ("verdict", saved.words.verdict, ""),
         ("sentence", saved.words.sentence, ""),
         *((name, getattr(plan.best.engine_config, name) if plan.best else None, "") for name in (*SEARCHED, *MORE)),
-        ("probability that targets are met", plan.probability_met, "share"),
+        ("probability that targets are met", sure, "share"),
         ("steps outside the calibrated range", plan.extrapolated_share, "share"),
-        ("offered load", plan.offered_load, ""),
+        ("offered load", plan.offered_load, "× capacity"),
         *_numbers("recommended", plan.best),
         *_numbers("today", plan.today),
         *_numbers("vLLM default", plan.vllm_default),
@@ -136,6 +144,6 @@ def _numbers(name: str, candidate: Candidate | None) -> list[tuple[str, Value, s
         ("E2E p50", lambda s: s.e2e.p50_s, "s"),
         ("output", lambda s: s.output_tokens_per_s, "tokens/s"),
         ("preemptions", lambda s: s.num_preemptions, ""),
-        ("unstable", lambda s: s.is_unstable, ""),
+        ("unstable", lambda s: s.is_unstable, "yes or no"),
     ]
     return [(f"{name}: {what}", None if summary is None else of(summary), unit) for what, of, unit in measures]

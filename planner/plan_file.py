@@ -1,5 +1,6 @@
 """The plan file: a recommendation with everything it stands on, as JSON that opens again to the same."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -229,7 +230,14 @@ def write_plan(saved: SavedPlan) -> str:
         "trace": saved.trace,
         "simulated": {"vllm": saved.vllm_version, "rules": words.rules, "not_simulated": words.not_simulated},
     }
-    return json.dumps(to_json(document), indent=2, sort_keys=True) + "\n"
+    written = to_json(document)
+    return json.dumps(written | {"digest": _digest(written)}, indent=2, sort_keys=True) + "\n"
+
+
+def _digest(document: dict[str, Any]) -> str:
+    """Digest of what a plan file says, but for the digest itself; how numbers and lines are spaced is no matter."""
+    told = json.loads(json.dumps({n: v for n, v in document.items() if n != "digest"}), parse_int=float)
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 NUMBERS = {
@@ -294,7 +302,10 @@ def read_plan(text: str, file_name: str = "plan file") -> SavedPlan:
     faults: list[str] = []
     saved = _saved_plan(document, faults)
     if saved is not None and not faults:
-        faults = _differences(document, json.loads(write_plan(saved)), "")
+        told = {name: value for name, value in document.items() if name != "digest"}
+        faults = _differences(told, json.loads(write_plan(saved)), "")
+        if not faults and document.get("digest") not in (None, _digest(document)):  # older releases wrote none
+            faults = ["digest: not that of what the file says, so something in it was changed after it was written"]
     if saved is None or faults:
         raise BadPlan(file_name, "\n".join(faults))
     return saved

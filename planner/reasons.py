@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from planner.candidates import Candidate, Reason
-from planner.search import SEARCHED, Objective, Recommendation, one_notch
+from planner.engine_config import changed_flags, flag_faults
+from planner.search import SEARCHED, Objective, Recommendation
 from planner.verdict import (
     flag_value,
     flags_in_words,
@@ -18,29 +19,36 @@ from planner.verdict import (
 
 
 def why(plan: Recommendation) -> tuple[str, ...]:
-    """Which flag bounds the longest gap, what keeps the answer from being better, and which flags do nothing."""
-    return (*freeze_bound(plan), binding_constraint(plan), *no_op_flags(plan))
+    """Which flag bounds the longest gap, what keeps the answer from being better, which flags and values do nothing."""
+    return (*freeze_bound(plan), binding_constraint(plan), *no_op_flags(plan), *never_tried(plan))
 
 
 def freeze_bound(plan: Recommendation) -> tuple[str, ...]:
-    """Which flag keeps the longest token gap from being longer: the one whose next value lengthens it most."""
-    worst_s = plan.closest.summary.itl.max_s
+    """Which flag keeps the longest token gap from being longer: the one whose next value lengthens it most.
+
+    Where none does, which one would shorten it most: the flag that lengthens it may stand on the largest value tried.
+    """
     by_gap = sorted(notches(plan), key=lambda notch: notch.candidate.summary.itl.max_s)
     if not plan.closest.summary.num_gaps or not by_gap:
         return ()
-    longest = by_gap[-1]
-    longer_s = longest.candidate.summary.itl.max_s
-    if not longer_s > worst_s or seconds(longer_s) == seconds(worst_s):
+    shortest, longest = by_gap[0], by_gap[-1]
+    worst_s, shorter_s, longer_s = (c.summary.itl.max_s for c in (plan.closest, shortest.candidate, longest.candidate))
+
+    def instead(notch: Notch) -> str:
+        here = getattr(plan.closest.engine_config, notch.flag)
+        return f"{flag_value(notch.flag, notch.value)} instead of {flag_value(notch.flag, here)}"
+
+    if longer_s > worst_s and seconds(longer_s) != seconds(worst_s):
         return (
-            f"No flag bounds the longest token gap: one notch on any leaves it at {seconds(worst_s)} or shortens it.",
+            f"{longest.flag} bounds the longest token gap: with {instead(longest)} it is {seconds(longer_s)} "
+            f"instead of {seconds(worst_s)}.",
         )
-    value, here = (
-        flag_value(longest.flag, of) for of in (longest.value, getattr(plan.closest.engine_config, longest.flag))
-    )
-    return (
-        f"{longest.flag} bounds the longest token gap: with {value} instead of {here} it is {seconds(longer_s)} "
-        f"instead of {seconds(worst_s)}.",
-    )
+    if shorter_s < worst_s and seconds(shorter_s) != seconds(worst_s):
+        return (
+            f"Nothing one notch away lengthens the longest token gap of {seconds(worst_s)}; with {shortest.flag} "
+            f"{instead(shortest)} it is {seconds(shorter_s)}.",
+        )
+    return (f"No flag acts on the longest token gap: one notch on any leaves it at {seconds(worst_s)}.",)
 
 
 def binding_constraint(plan: Recommendation) -> str:
@@ -56,6 +64,9 @@ def binding_constraint(plan: Recommendation) -> str:
         chosen = f"People choose, out of {len(_front(plan)):,} on the front: none beats another in both gap and TTFT. "
     beside = {id(notch.candidate): notch.candidate for notch in notches(plan)}.values()
     tempting = [c for c in beside if c.violations and not c.summary.is_unstable and better(c)]
+    tempting = [
+        c for c in tempting if _gives(plan, c) != _gives(plan, best)
+    ]  # better by what no digit shows tempts none
     if tempting:
         nearest = min(tempting, key=_overshoot)
         summary, missed = nearest.summary, nearest.violations[0]
@@ -172,10 +183,11 @@ def no_op_flags(plan: Recommendation) -> tuple[str, ...]:
     candidate = plan.best or plan.closest
     config, summary = candidate.engine_config, candidate.summary
     found = []
+    runs = f"at most {summary.peak_running:,} request{'s run' if summary.peak_running != 1 else ' runs'}"
     caps = {"max_num_seqs": config.max_num_seqs, "max_num_active_seqs": config.max_num_active_seqs}
     for name, cap in caps.items():
         if cap is not None and summary.peak_running < cap:
-            found.append(f"{name} {cap:,} is never reached: at most {summary.peak_running:,} requests run.")
+            found.append(f"{name} {cap:,} is never reached: {runs}.")
     if summary.max_step_tokens < config.max_num_batched_tokens:
         found.append(
             f"max_num_batched_tokens {config.max_num_batched_tokens:,} is never reached: "
@@ -192,6 +204,19 @@ def no_op_flags(plan: Recommendation) -> tuple[str, ...]:
         others = [known.get(replace(config, **{name: value})) for value in plan.space.values(name)]
         if len(others) > 1 and all(other == summary for other in others):
             found.append(f"{name} never acts: every value that was tried gives the same numbers.")
+    return tuple(found)
+
+
+def never_tried(plan: Recommendation) -> tuple[str, ...]:
+    """Values that were to be tried and that vLLM takes beside none of the others, in words."""
+    today, configs = plan.today.engine_config, [candidate.engine_config for candidate in plan.candidates]
+    found = []
+    for name in plan.space.searched:
+        known = {getattr(config, name) for config in configs}
+        for value in plan.space.values(name):
+            faults = [] if value in known else flag_faults(replace(today, **{name: value}))
+            if faults:
+                found.append(f"{name} {flag_value(name, value)} was not tried: {'; '.join(faults)}.")
     return tuple(found)
 
 
@@ -212,10 +237,17 @@ class Notch(NamedTuple):
 
 
 def notches(plan: Recommendation) -> tuple[Notch, ...]:
-    """How sensitive the answer is: one notch on each searched flag, as far as the search has tried it."""
-    known = {candidate.engine_config: candidate for candidate in plan.candidates}
-    return tuple(
-        Notch(flag, getattr(config, flag), known[config])
-        for flag, config in one_notch(plan.space, plan.closest.engine_config)
-        if config in known
-    )
+    """How sensitive the answer is: each searched flag on the next lower and the next higher value tried beside it."""
+    here = plan.closest.engine_config
+    found = []
+    for flag in plan.space.searched:
+        beside = {
+            getattr(one.engine_config, flag): one
+            for one in plan.candidates
+            if one.is_complete and set(changed_flags(here, one.engine_config)) <= {flag}
+        }
+        values = sorted(beside, key=lambda value: (value is None, value))
+        place = values.index(getattr(here, flag))
+        near = (*values[max(place - 1, 0) : place], *values[place + 1 : place + 2])
+        found += [Notch(flag, value, beside[value]) for value in near]
+    return tuple(found)

@@ -129,6 +129,7 @@ def replay(
     classes: npt.NDArray[np.int64] | None = None,
     keeps_steps: bool = True,
     cancel: npt.NDArray[np.uint8] | None = None,
+    engine: npt.NDArray[Any] | None = None,
 ) -> Replay:
     """Replay `trace` through vLLM's scheduler and return when each token appeared.
 
@@ -159,6 +160,8 @@ def replay(
         Whether `Replay.steps` is filled, at about 100 bytes a step; `summarise` does not need it.
     cancel : (1,) uint8, optional
         The replay stops soon after another thread makes it non-zero.
+    engine : (1,) kernel.ENGINE, optional
+        The engine's state, for another thread that wants to know how far the replay is (`num_seated` of n requests).
 
     Raises
     ------
@@ -180,16 +183,19 @@ def replay(
     never_runs = requests_that_never_run(trace, engine_config)
     index = np.flatnonzero(~never_runs)
     cancel = np.zeros(1, np.uint8) if cancel is None else cancel
+    state = np.zeros(1, kernel.ENGINE) if engine is None else engine
     started = time.perf_counter()
     # Without shared prefixes a block's identity cannot matter until somebody is preempted and finds its own again.
     tracks_blocks = engine_config.enable_prefix_caching and trace.prefix_hashes is not None
     limits = limits_of(trace, engine_config, tracks_blocks, what_if)
     accept = acceptance_pattern(engine_config)
     classes = np.ones(len(trace), np.int64) if classes is None else classes
-    ran = _run(trace, index, classes, limits, accept, step_time, windows_ns, caps, keeps_steps, cancel, noise)
+    ran = _run(trace, index, state, classes, limits, accept, step_time, windows_ns, caps, keeps_steps, cancel, noise)
     if ran.outcome == kernel.NEEDS_BLOCKS:
         limits = limits._replace(tracks_blocks=True)
-        ran = _run(trace, index, classes, limits, accept, step_time, windows_ns, caps, keeps_steps, cancel, noise)
+        ran = _run(
+            trace, index, state, classes, limits, accept, step_time, windows_ns, caps, keeps_steps, cancel, noise
+        )
     kernel_seconds = time.perf_counter() - started
     if ran.outcome == kernel.CANCELLED:
         raise Cancelled
@@ -317,6 +323,7 @@ class _Ran(NamedTuple):
 def _run(
     trace: RequestTrace,
     index: npt.NDArray[np.intp],
+    state: npt.NDArray[Any],
     classes: npt.NDArray[np.int64],
     limits: kernel.Limits,
     accept: npt.NDArray[np.int64],
@@ -331,7 +338,7 @@ def _run(
     rows, counted = request_rows(trace, index), caps.copy()
     rows["classes"] = classes[index]
     spans, paths, table = kernel_blocks(rows, beginnings_of(trace, index), limits)
-    state = np.zeros(1, kernel.ENGINE)
+    state[:] = 0
     outcome, steps, shared, gaps, events = kernel.replay(
         rows,
         state,

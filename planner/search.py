@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.candidates import Candidate, Reason, Rejection, evaluate
+from planner.candidates import Candidate, Reason, Rejection, check_asked, evaluate
 from planner.confidence import Confidence, can_resample, evaluate_draw, nearness, odds
 from planner.engine_config import EngineConfig, changed_flags, flag_faults
 from planner.errors import Cancelled
@@ -131,7 +131,7 @@ class Recommendation:
     typical_num_seqs: float
     """That mean batch: decodes per decoding step under today's flags."""
     probability_met: float | None
-    """Share of joint draws of the coefficients under which the best still meets every target; None = unknown."""
+    """Share of the draws under which the best still meets every target, its `Confidence.together`; None = unknown."""
     extrapolated_share: float | None
     """Share of the best's steps outside the range that the calibration covered; None = range unknown."""
     offered_load: float
@@ -212,7 +212,9 @@ def recommend(
     Raises
     ------
     BadFlags
-        Today's settings cannot be replayed.
+        Today's settings cannot be replayed, or no request can run under them.
+    BadPlan
+        A target is for requests that the trace does not have.
     Cancelled
         After `cancel`.
     """
@@ -226,6 +228,7 @@ def recommend(
         decode_s = decode_step_s(step_time, num_seqs, kv_tokens)
         budget = closed_form_budget(step_time, slo.itl_s, num_seqs, kv_tokens)
         space = space or default_space(today, budget, default_flags, longest_sequence(trace), more)
+        check_asked(trace, replace(today, num_gpu_blocks=max(today.num_gpu_blocks, *space.more.num_gpu_blocks, 0)), slo)
         usual = vllm_default(today, default_flags)
         load = offered_load(trace, step_time, today, max(space.max_num_batched_tokens))
         # Overloaded beyond doubt: what cannot be carried is shown under a few settings, not under all.
@@ -265,7 +268,7 @@ def recommend(
         closed_form_budget=budget,
         typical_decode_s=decode_s,
         typical_num_seqs=num_seqs,
-        probability_met=next((f.step_times for f in finalists if best and f.engine_config == best.engine_config), None),
+        probability_met=next((f.together for f in finalists if best and f.engine_config == best.engine_config), None),
         extrapolated_share=share,
         slo=slo,
         objective=objective,

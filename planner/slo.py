@@ -61,6 +61,21 @@ LIMITS = {
 """Limits of a class as people write them, its fields, and how many of the one make one of the other."""
 
 
+def class_in_words(target: ClassTarget) -> str:
+    """Which requests a target is for."""
+    if target.max_prompt_tokens is None:
+        words = "" if target.min_prompt_tokens == 1 else f"prompts of {target.min_prompt_tokens:,} tokens or more"
+    elif target.min_prompt_tokens == 1:
+        words = f"prompts up to {target.max_prompt_tokens:,} tokens"
+    else:
+        words = f"prompts of {target.min_prompt_tokens:,} to {target.max_prompt_tokens:,} tokens"
+    if target.priority is not None:
+        words = f"{words or 'requests'} of priority {target.priority}"
+    if target.label is not None:
+        words = f"{words or 'requests'} with {target.label[0]} {target.label[1]}"
+    return words or "all requests"
+
+
 def read_class_target(text: str) -> ClassTarget:
     """A class and its targets from words such as "prompt=1-1000,priority=0,column=model=small,ttft_ms=500".
 
@@ -70,7 +85,9 @@ def read_class_target(text: str) -> ClassTarget:
         The words are not of that form, or ask for nothing; says what was found and what is allowed.
     """
     try:
-        given = {name.strip(): value for name, value in (part.split("=", 1) for part in text.split(","))}
+        parts = [(name.strip(), value) for name, value in (part.split("=", 1) for part in text.split(","))]
+        given = dict(parts)
+        num_named = len(given)
         first, _, last = given.pop("prompt", "1-").partition("-")
         priority, label = given.pop("priority", None), None
         if "column" in given:
@@ -87,6 +104,12 @@ def read_class_target(text: str) -> ClassTarget:
     except (ValueError, KeyError) as fault:
         known = f"prompt, priority, column=NAME=WORD, {', '.join(LIMITS)}"
         raise ValueError(f"{text}: write it as prompt=1-1000,ttft_ms=500; known are {known}") from fault
+    if num_named < len(parts):
+        raise ValueError(f"{text}: names one thing twice; give the option once more for another class")
+    if target.max_prompt_tokens is not None and target.max_prompt_tokens < target.min_prompt_tokens:
+        raise ValueError(f"{text}: no prompt has {first} tokens or more and at most {last}")
     if not limits or not all(0 < limit < float("inf") for limit in limits.values()):
         raise ValueError(f"{text}: needs a limit above 0, such as ttft_ms=500")
+    if target.stalled_share is not None and target.stalled_share > 1:
+        raise ValueError(f"{text}: no more than 100 percent of the time can be stalled")
     return target

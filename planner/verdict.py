@@ -1,12 +1,13 @@
 """Results in words: the sentences that the screen, the command line and the exports share."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from planner.candidates import Candidate, Reason, Rejection, Stop
 from planner.capacity import Curve, Headroom, Replicas, Window
 from planner.engine_config import VLLM_VERSION, EngineConfig
 from planner.search import GIVES_UP, NUM_DRAWS, SEARCHED, Objective, Recommendation
-from planner.slo import ClassTarget, Slo
+from planner.slo import ClassTarget, Slo, class_in_words
 from traces.requests import RequestTrace
 
 WORTHWHILE = 0.05
@@ -69,13 +70,15 @@ def _met_sentence(plan: Recommendation, best: Candidate) -> str:
     if best.summary.num_gaps == 0:
         head = "Met: every request has one output token, so there are no token gaps to judge"
     if best.engine_config == plan.today.engine_config:
-        return f"{head} with today's flags; {_unbeaten(plan)}."
+        with_today = " with today's flags" if best.summary.num_gaps else "; today's flags can stay"
+        return f"{head}{with_today}; {_unbeaten(plan)}."
     _, price = _gain(plan, best)
     if best.summary.itl.max_s > now.itl.max_s:
         price += f", and the worst gap grows from {seconds(now.itl.max_s)} to {seconds(best.summary.itl.max_s)}"
     if plan.today.meets:
         change = f"No need to change: at best {price}." if can_stay(plan) else f"The change gives {price}."
-        return f"{head}; today's flags meet it too ({seconds(now.itl_at_percentile_s)}). {change}"
+        with_today = f" ({seconds(now.itl_at_percentile_s)})" if now.num_gaps else ""
+        return f"{head}; today's flags meet it too{with_today}. {change}"
     why = "; ".join(rejection_sentence(v) for v in plan.today.violations)
     return f"{head}; today's flags miss it ({why}). The change gives {price}."
 
@@ -172,7 +175,10 @@ def rejection_sentence(rejection: Rejection) -> str:
         Reason.LESS_THROUGHPUT: "meets the targets, but",
     }[rejection.reason]
     if rejection.unit == "tokens/s":
-        return f"{what} {tokens_per_s(rejection.measured)} against {tokens_per_s(rejection.limit)}"
+        rate, best = tokens_per_s(rejection.measured), tokens_per_s(rejection.limit)
+        if rate == best:
+            return f"{what} {rejection.limit - rejection.measured:.2g} tokens/s less than {best}"
+        return f"{what} {rate} against {best}"
     measured, limit = seconds(rejection.measured), seconds(rejection.limit)
     if measured == limit and rejection.measured != rejection.limit:
         measured = f"{1e3 * rejection.measured:.6g} ms"  # three digits would not show that it is above
@@ -204,24 +210,36 @@ def effort(plan: Recommendation) -> str:
         share = f"{100 * plan.num_stopped / plan.num_replays:.0f} %"
         stopped = f", {plan.num_stopped:,} of these ({share}) stopped early because a target could no longer be met"
     return (
-        f"{len(plan.candidates):,} settings tried, {plan.num_replays:,} replayed (the others provably repeat one of "
-        f"these){stopped}."
+        f"{len(plan.candidates):,} settings tried in {plan.num_replays:,} replays (settings that provably act alike "
+        f"share one){stopped}."
     )
 
 
-def class_in_words(target: ClassTarget) -> str:
-    """Which requests a target is for."""
-    if target.max_prompt_tokens is None:
-        words = "" if target.min_prompt_tokens == 1 else f"prompts of {target.min_prompt_tokens:,} tokens or more"
-    elif target.min_prompt_tokens == 1:
-        words = f"prompts up to {target.max_prompt_tokens:,} tokens"
-    else:
-        words = f"prompts of {target.min_prompt_tokens:,} to {target.max_prompt_tokens:,} tokens"
-    if target.priority is not None:
-        words = f"{words or 'requests'} of priority {target.priority}"
-    if target.label is not None:
-        words = f"{words or 'requests'} with {target.label[0]} {target.label[1]}"
-    return words or "all requests"
+def losers_sentence(plan: Recommendation) -> str:
+    """How many of the settings tried were not chosen, by the first reason."""
+    reasons = Counter(rejection.reason for _, rejection in plan.losers)
+    return f"Not chosen: {', '.join(f'{num:,} {LOST_FOR[reason]}' for reason, num in reasons.most_common())}."
+
+
+LOST_FOR = {
+    Reason.UNSTABLE: "unstable",
+    Reason.STALLED: "stalled",
+    Reason.ITL: "token gap above its target",
+    Reason.WORST_GAP: "worst gap above its cap",
+    Reason.TTFT: "TTFT above its target",
+    Reason.E2E: "E2E above its target",
+    Reason.STALLED_SHARE: "stalled time above its target",
+    Reason.LATER_TOKENS: "higher TTFT",
+    Reason.LARGER_GAPS: "larger gaps",
+    Reason.LESS_THROUGHPUT: "less throughput",
+    Reason.NO_BETTER: "no better",
+    Reason.ON_FRONT: "on the front as well",
+    Reason.BEATEN: "beaten in gap or TTFT",
+    Reason.TURNS_AWAY: "turning requests away",
+    Reason.LESS_SURE: "less sure",
+    Reason.LESS_MARGIN: "nearer to a limit",
+}
+"""Reasons in a few words, after a number of settings."""
 
 
 def kv_sentence(plan: Recommendation) -> str | None:
@@ -319,9 +337,13 @@ def capacity_sentence(headroom: Headroom, replicas: Replicas, growth: float) -> 
 
 def curve_sentence(curve: Curve) -> str:
     """Where waiting begins to grow faster than load, and from where on nothing can be promised."""
+    loads = [point.load for point in curve.points]
+    if any(point.requests_per_s != point.requests_per_s for point in curve.points):
+        return "All requests arrive at one instant: another load changes nothing."
+    if all(point.candidate.summary.is_unstable for point in curve.points):
+        return f"The queue grows for ever from {min(loads):.3g} times this load on, the least that is drawn: unstable."
     if curve.knee is None:
-        least = min(point.load for point in curve.points)
-        return f"The queue grows for ever from {least:.3g} times this load on, the least that is drawn: unstable."
+        return f"No knee up to {max(loads):.3g} times this load, the most that is drawn."
     wait_s = curve.knee.candidate.summary.ttft_at_percentile_s
     said = f"The knee lies near {curve.knee.load:.3g} times this load: beyond it TTFT ({seconds(wait_s)} there) grows "
     unstable = [point.load for point in curve.points if point.candidate.summary.is_unstable]
@@ -448,6 +470,11 @@ def flag_value(name: str, value: str | int | float | bool | None) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return value if isinstance(value, str) else f"{value:,}"
+
+
+def rate_in_words(rate_rps: float) -> str:
+    """An arrival rate with three significant digits at most; "–" where all arrive at once."""
+    return "–" if rate_rps != rate_rps else f"{float(f'{rate_rps:.3g}'):,g}"
 
 
 def tokens_per_s(rate: float) -> str:

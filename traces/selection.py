@@ -130,7 +130,7 @@ def _labels_of(trace: RequestTrace, name: str) -> Labels:
     found = next((labels for labels in trace.labels if labels.name == name), None)
     if found is None:
         known = ", ".join(repr(labels.name) for labels in trace.labels) or "none"
-        raise EmptySelection(_name(trace), f"there is no column {name!r} to choose by; there are: {known}.")
+        raise EmptySelection(_name(trace), f"no column of words is called {name!r}; there are: {known}.")
     return found
 
 

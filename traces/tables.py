@@ -127,8 +127,12 @@ def open_file(file: Source, file_name: str, row_paths: Sequence[RowPath] = ()) -
     UnreadableFile
         Empty, cut off, too large, or of a form that is not read.
     """
-    with readable(file_name, "a file that cannot be opened"):
+    try:
         given = _bytes_of(file)
+    except OSError as fault:
+        raise UnreadableFile(
+            file_name, f"cannot be opened: {os.strerror(fault.errno) if fault.errno else fault}."
+        ) from fault
     digest = hashlib.sha256(given).hexdigest()
     buffer, wrapping = _decompressed(given, file_name)
     head = buffer.slice(0, min(4096, buffer.size)).to_pybytes()

@@ -2,9 +2,10 @@
 
 import streamlit as st
 
-from app import compute, frames, look, panels, scenarios, state
+from app import frames, look, panels, scenarios, state
 from app.compute import Setting
 from app.figures.labels import answer_label
+from app.jobs import Opened
 from app.widgets.flags import ask_three_flags
 from app.widgets.inside import ask_setting, ask_window
 from app.widgets.targets import USUAL_SLO
@@ -69,7 +70,9 @@ scenarios.show_scenarios(trace, step_time, slo, settings, (name, engine_config))
 
 # Compute
 setting = Setting(trace.digest, engine_config, step_time)
-run = compute.replayed(setting, _trace=trace)
+run = panels.answer(Opened(setting), trace)
+if run is None:
+    st.stop()
 window_s = ask_window(run.end_s, trace.digest[:8])
 if window_s[0] >= window_s[1]:
     st.error("The window is empty: it must begin before it ends, and before the replay ends.")

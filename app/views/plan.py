@@ -44,7 +44,7 @@ with gpu:
 with st.expander("Today's flags and what is fixed", expanded=session.job is None):
     today = ask_today(logged, trace.priority is not None, name)
     scheduler = ask_scheduler()
-with st.expander("Search more flags"):
+with st.expander("What to search"):
     more = ask_more(today)
 faults = flag_faults(today)
 for fault in faults:

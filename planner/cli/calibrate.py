@@ -8,7 +8,7 @@ from typing import Any
 from planner.align import Alignment
 from planner.cli.inputs import aligned, asked_steps, asked_trace, fitted
 from planner.cli.options import add_answers, add_flags, add_json
-from planner.cli.outputs import OK, print_json, say_remedies, write
+from planner.cli.outputs import OK, check_output, print_json, say_remedies, write
 from planner.step_time import StepTimeFit, write_model
 from planner.verdict import seconds
 
@@ -29,6 +29,7 @@ def add_to(commands: Any) -> None:
 
 def run_calibrate(arguments: argparse.Namespace) -> int:
     """Fit d and p to a step log."""
+    check_output(arguments.output)
     log = asked_steps(arguments, arguments.steplog)
     alignment = aligned(log, arguments, asked_trace(arguments)) if arguments.trace else None
     fit = fitted(log, arguments, alignment)

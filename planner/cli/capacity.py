@@ -2,12 +2,13 @@
 
 import argparse
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from planner.capacity import HOUR_S, LOADS, LoadPoint, find_capacity
 from planner.cli.inputs import asked_answers, asked_search, asked_slo, bad_usage, check_positive
 from planner.cli.options import add_answers, add_flags, add_json, add_judged, add_trace, number
-from planner.cli.outputs import NOT_MET, OK, milliseconds, print_json, say
+from planner.cli.outputs import NOT_MET, OK, Progress, milliseconds, print_json
 from planner.engine_config import VLLM_VERSION
 from planner.executors import executor_at
 from planner.plan_file import trace_origin
@@ -17,6 +18,7 @@ from planner.step_time import step_time_of
 from planner.verdict import (
     capacity_sentence,
     curve_sentence,
+    rate_in_words,
     rejection_sentence,
     rules_in_force,
     seconds,
@@ -51,6 +53,7 @@ def run_capacity(arguments: argparse.Namespace) -> int:
     slo = asked_slo(arguments)
     trace, model, config = asked_search(arguments)
     warm_up()
+    progress = Progress()
     step_time = step_time_of(model)
     with executor_at(arguments.dask_scheduler) as executor:
         found = find_capacity(
@@ -63,8 +66,9 @@ def run_capacity(arguments: argparse.Namespace) -> int:
             loads=tuple(arguments.loads),
             width_s=arguments.window_s,
             executor=executor,
-            on_point=_show_point,
+            on_point=partial(_show_point, progress),
         )
+    progress.end()
     headroom, replicas, curve = found.headroom, found.replicas, found.curve
     document = {
         "met_load": headroom.met.load if headroom.met else None,
@@ -89,7 +93,7 @@ def run_capacity(arguments: argparse.Namespace) -> int:
         for point in curve.points:
             summary = point.candidate.summary
             print(
-                f"  {point.load:5.3g} times  {point.requests_per_s:8.3g} requests/s  "
+                f"  {point.load:5.3g} times  {rate_in_words(point.requests_per_s):>8} requests/s  "
                 f"ITL p{100 * slo.itl_percentile:g} {seconds(summary.itl_at_percentile_s):>8}  "
                 f"TTFT p{100 * slo.ttft_percentile:g} {seconds(summary.ttft_at_percentile_s):>8}"
                 + ("  unstable, these depend on the length of the trace" if summary.is_unstable else "")
@@ -98,9 +102,9 @@ def run_capacity(arguments: argparse.Namespace) -> int:
     return OK if replicas.num_replicas is not None else NOT_MET
 
 
-def _show_point(point: LoadPoint) -> None:
-    """One line on standard error per load tried."""
-    say(f"load {point.load:.3g}: {'met' if point.candidate.meets else 'missed'}")
+def _show_point(progress: Progress, point: LoadPoint) -> None:
+    """The load that was tried last."""
+    progress.show(f"load {point.load:.3g}: {'met' if point.candidate.meets else 'missed'}")
 
 
 def _load_point(point: LoadPoint) -> dict[str, Any]:

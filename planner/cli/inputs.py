@@ -48,9 +48,11 @@ def _selection(arguments: argparse.Namespace) -> Selection:
     if "rate" not in arguments:
         return WHOLE
     from_s, until_s = arguments.from_s, arguments.until_s
-    seeds = (arguments.sample_seed, arguments.spread_seed or 0)
-    if arguments.rate <= 0 or not 0 < arguments.sample <= 100 or min(from_s, *seeds) < 0:
-        raise bad_usage("--rate must be above 0, --sample above 0 and at most 100, --from-s and seeds not negative")
+    check_positive(arguments, "rate", "until_s")
+    _check_not_negative(arguments, "from_s", "sample_seed", "spread_seed")
+    check_percent(arguments, "sample")
+    if until_s is not None and until_s <= from_s:
+        raise bad_usage(f"--until-s is {until_s:g}, --from-s {from_s:g}; the window must end after it begins")
     words: dict[str, list[str]] = {}
     for one in arguments.only:
         column, equals, word = one.partition("=")
@@ -128,7 +130,11 @@ def asked_search(
 def _model(arguments: argparse.Namespace, trace: RequestTrace) -> tuple[Model, EngineConfig]:
     """The model to plan with, and what its log says of today's flags."""
     usual = default_flags(arguments.gpu_memory_gib)
+    if arguments.align and not arguments.steps:
+        raise bad_usage("--align needs --steps, the log to explain by the trace")
     if arguments.steps:
+        if arguments.model or any(getattr(arguments, f"{name}_ms") is not None for name in BY_HAND_MS):
+            raise bad_usage("give --steps, --model, or the times of a step, not two of them")
         log = asked_steps(arguments, arguments.steps)
         if arguments.align and trace.selection != WHOLE:
             raise bad_usage(
@@ -191,11 +197,10 @@ def asked_config(arguments: argparse.Namespace, known: EngineConfig) -> EngineCo
 def asked_slo(arguments: argparse.Namespace) -> Slo:
     """The targets given on the command line."""
     check_positive(arguments, "itl_ms", "worst_gap_ms", "ttft_ms", "e2e_ms")
-    for name in ("itl_percentile", "ttft_percentile", "e2e_percentile"):
-        if not 0 < getattr(arguments, name) <= 100:
-            raise bad_usage(f"--{name.replace('_', '-')} must be above 0 and at most 100")
-    if arguments.gpu_memory_gib < 0:
-        raise bad_usage(f"--gpu-memory-gib is {arguments.gpu_memory_gib:g}; it must not be negative")
+    check_percent(arguments, "itl_percentile", "ttft_percentile", "e2e_percentile")
+    _check_not_negative(arguments, "gpu_memory_gib", "stalled_percent")
+    if arguments.stalled_percent is not None and arguments.stalled_percent > 100:
+        raise bad_usage(f"--stalled-percent is {arguments.stalled_percent:g}; it must be at most 100")
 
     def scaled(value: float | None, unit: float) -> float | None:
         return None if value is None else value / unit
@@ -218,7 +223,28 @@ def check_positive(arguments: argparse.Namespace, *names: str) -> None:
     for name in names:
         value = getattr(arguments, name)
         if value is not None and not value > 0:
-            raise bad_usage(f"--{name.replace('_', '-')} is {value:g}; it must be above 0")
+            raise bad_usage(f"{_option(name)} is {value:g}; it must be above 0")
+
+
+def check_percent(arguments: argparse.Namespace, *names: str) -> None:
+    """Refuse percentages that leave nothing, or of more than there is."""
+    for name in names:
+        value = getattr(arguments, name)
+        if not 0 < value <= 100:
+            raise bad_usage(f"{_option(name)} is {value:g}; it must be above 0 and at most 100")
+
+
+def _check_not_negative(arguments: argparse.Namespace, *names: str) -> None:
+    """Refuse options that are given and below 0."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value < 0:
+            raise bad_usage(f"{_option(name)} is {value:g}; it must not be negative")
+
+
+def _option(name: str) -> str:
+    """An option as it is given."""
+    return f"--{name.replace('_', '-')}"
 
 
 def _class_target(text: str) -> ClassTarget:

@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.cli.inputs import asked_replay, bad_usage
 from planner.cli.options import add_answers, add_flags, add_json, add_model, add_trace, count, number
-from planner.cli.outputs import OK, print_json, write
+from planner.cli.outputs import OK, check_output, print_json, write
 from planner.inside.chrome_trace import chrome_trace
 from planner.inside.report import inside_report, report_document, report_lines
 from planner.replay import replay
@@ -35,10 +35,17 @@ def add_to(commands: Any) -> None:
 
 def run_inspect(arguments: argparse.Namespace) -> int:
     """Replay one configuration and look inside."""
+    check_output(arguments.perfetto)
+    if arguments.num_gaps < 0:
+        raise bad_usage(f"--num-gaps is {arguments.num_gaps}; it must not be negative")
+    if arguments.window and not 0 <= arguments.window[0] < arguments.window[1]:
+        raise bad_usage("--window needs two seconds, 0 or more, the first before the second")
     trace, model, config = asked_replay(arguments)
     request = _request(arguments, trace)
     run = replay(trace, config, step_time_of(model))
     window_s = tuple(arguments.window) if arguments.window else None
+    if window_s is not None and window_s[0] >= run.end_s:
+        raise bad_usage(f"--window begins at {window_s[0]:g} s; the replay ends at {run.end_s:.6g} s")
     report = inside_report(trace, run, window_s, arguments.num_gaps, arguments.at, request)
     if arguments.perfetto:
         from_s, until_s = window_s or (0.0, run.end_s)
@@ -53,8 +60,6 @@ def run_inspect(arguments: argparse.Namespace) -> int:
 
 def _request(arguments: argparse.Namespace, trace: RequestTrace) -> int | None:
     """The row of the trace that `--request` names."""
-    if arguments.window and not 0 <= arguments.window[0] < arguments.window[1]:
-        raise bad_usage("--window needs two seconds, 0 or more, the first before the second")
     if arguments.request is None:
         return None
     found = np.flatnonzero(trace.source_row == arguments.request - 1)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,36 @@ from planner.step_time import StepTimeFit
 
 OK, BAD_INPUT, NOT_MET = 0, 2, 3
 """Exit codes: done; bad input or usage; no candidate meets the targets."""
+INTERRUPTED, CLOSED_PIPE = 130, 141
+"""Exit codes as shells give them: 128 and the number of SIGINT, of SIGPIPE."""
+
+PROGRESS_S = 10.0
+"""Where lines cannot be written over, progress is said so often, seconds."""
 
 
 def say(message: str) -> None:
     """A line on standard error."""
     print(message, file=sys.stderr)
+
+
+class Progress:
+    """How far a command is, on standard error: a line written over on a terminal, elsewhere one now and then."""
+
+    def __init__(self) -> None:
+        self._due_s = time.monotonic() + PROGRESS_S
+
+    def show(self, text: str) -> None:
+        """Say it, in place of what was said before."""
+        if sys.stderr.isatty():
+            print(f"\r{text:70}", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() >= self._due_s:
+            say(text)
+            self._due_s = time.monotonic() + PROGRESS_S
+
+    def end(self) -> None:
+        """Leave the line."""
+        if sys.stderr.isatty():
+            say("")
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -46,6 +72,8 @@ def check_output(path: str | None) -> None:
     """Refuse an output that cannot be written before any work is done for it."""
     if path is not None and not Path(path).absolute().parent.is_dir():
         raise BadPlan(path, "cannot be written: its folder does not exist")
+    if path is not None and Path(path).is_dir():
+        raise BadPlan(path, "cannot be written: it is a folder")
 
 
 def milliseconds(spread: Spread) -> dict[str, float]:

@@ -1,13 +1,13 @@
 """`planner plan`: the flags that meet the targets."""
 
 import argparse
-import sys
+from functools import partial
 from typing import Any
 
 from planner.candidates import Candidate
 from planner.cli.inputs import asked_answers, asked_search, asked_slo, bad_usage
 from planner.cli.options import add_answers, add_flags, add_json, add_judged, add_trace
-from planner.cli.outputs import NOT_MET, OK, check_output, write
+from planner.cli.outputs import NOT_MET, OK, Progress, check_output, write
 from planner.command import serve_command
 from planner.engine_config import EngineConfig, default_flags
 from planner.executors import executor_at
@@ -21,6 +21,7 @@ from planner.verdict import (
     confidence_sentences,
     effort,
     kv_sentence,
+    losers_sentence,
     rejection_sentence,
     rules_in_force,
     seconds,
@@ -61,6 +62,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     except ValueError as fault:
         raise bad_usage(f"--search {fault}") from fault
     warm_up()
+    progress = Progress()
     with executor_at(arguments.dask_scheduler) as executor:
         plan = recommend(
             trace,
@@ -71,9 +73,9 @@ def run_plan(arguments: argparse.Namespace) -> int:
             more=more,
             objective=Objective(arguments.objective),
             executor=executor,
-            on_progress=_show_progress,
+            on_progress=partial(_show_progress, progress),
         )
-    print(file=sys.stderr)
+    progress.end()
     document = write_plan(save_plan(plan, trace, model, answers=asked_answers(arguments)))
     if arguments.output:
         write(arguments.output, document)
@@ -85,11 +87,11 @@ def run_plan(arguments: argparse.Namespace) -> int:
     return OK if plan.best is not None else NOT_MET
 
 
-def _show_progress(num_done: int, num_planned: int, newest: Candidate | None) -> None:
-    """One line on standard error, rewritten."""
+def _show_progress(progress: Progress, num_done: int, num_planned: int, newest: Candidate | None) -> None:
+    """How many replays are done."""
     config = newest.engine_config if newest else None
-    name = f"budget {config.max_num_batched_tokens}, seats {config.max_num_seqs}" if config else ""
-    print(f"\r{num_done}/{num_planned} replays  {name:40}", end="", file=sys.stderr, flush=True)
+    name = f", budget {config.max_num_batched_tokens:,}, seats {config.max_num_seqs:,}" if config else ""
+    progress.show(f"{num_done:,}/{num_planned:,} replays{name}")
 
 
 def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
@@ -134,10 +136,8 @@ def _print_plan(plan: Recommendation, today: EngineConfig | None) -> None:
             f"{seconds(summary.ttft_at_percentile_s)}; "
             + ("; ".join(rejection_sentence(violation) for violation in notch.candidate.violations) or "targets met")
         )
-    reasons: dict[str, int] = {}
-    for _, rejection in plan.losers:
-        reasons[rejection.reason.value] = reasons.get(rejection.reason.value, 0) + 1
-    print(f"Losers: {', '.join(f'{num} {reason}' for reason, num in sorted(reasons.items()))}.")
+    if plan.losers:
+        print(losers_sentence(plan))
     if plan.best is None:
         for violation in plan.closest.violations:
             print(f"Closest: {rejection_sentence(violation)}")

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from planner.cli.inputs import asked_answers, asked_replay, bad_usage
+from planner.cli.inputs import asked_answers, asked_replay, bad_usage, check_positive
 from planner.cli.options import add_answers, add_flags, add_json, add_model, add_trace, number
 from planner.cli.outputs import OK, milliseconds, print_json, say
 from planner.engine_config import VLLM_VERSION, EngineConfig
@@ -34,6 +34,7 @@ def add_to(commands: Any) -> None:
 
 def run_replay(arguments: argparse.Namespace) -> int:
     """Replay one configuration and print what happened."""
+    check_positive(arguments, "itl_ms")
     trace, model, config = asked_replay(arguments)
     warm_up()
     run = replay(trace, config, step_time_of(model), keeps_steps=False)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.inside.phases import Phase, phases_between
-from planner.inside.recording import Recording, prefill_part_ns, recording_of
+from planner.inside.recording import Recording, prefill_part_ns, steps_between, window_of, with_events
 from planner.inside.words import WAITS, request_name, wait_in_words
 from planner.replay import Replay
 from traces.requests import RequestTrace
@@ -46,16 +46,15 @@ def chrome_trace(
     Trace Event Format (Google, 2016): complete events "X", counters "C", metadata "M".
     """
     from_ns, until_ns = round(from_s * 1e9), round(until_s * 1e9)
-    first = int(np.searchsorted(run.steps["end_ns"], from_ns, "right"))
-    stop = int(np.searchsorted(run.steps["start_ns"], until_ns, "left"))
-    is_cut = stop - first > max_steps
+    steps = steps_between(run, from_ns, until_ns)
+    is_cut = len(steps) > max_steps
     if is_cut:
-        stop = first + max_steps
-        until_ns = int(run.steps["start_ns"][stop])
+        until_ns = int(run.steps["start_ns"][steps[max_steps]])
+        steps = steps[:max_steps]
     members = _requests_between(run, from_ns, until_ns)
-    events = [*_names(trace, members[:max_requests]), *_steps(run, first, max(first, stop))]
-    if stop > first:
-        recording = recording_of(trace, run, [(first, stop - 1)])
+    events = [*_names(trace, members[:max_requests]), *_steps(run, steps)]
+    if steps:
+        recording = Recording(with_events(trace, run, [window_of(run, steps)]))
         for request in members[:max_requests].tolist():
             events.extend(_slices(trace, recording, request, from_ns, until_ns))
     document = {
@@ -98,14 +97,12 @@ def _track(trace: RequestTrace, request: int) -> int:
     return int(trace.source_row[request]) + 1
 
 
-def _steps(run: Replay, first: int, stop: int) -> list[dict[str, Any]]:
+def _steps(run: Replay, steps: range) -> list[dict[str, Any]]:
     """A slice per step, and the counters as they are while it runs."""
-    steps = run.steps[first:stop]
     usable = run.engine_config.num_gpu_blocks - 1
     events = []
-    for k, (step, prefill_ns) in enumerate(
-        zip(steps, prefill_part_ns(run)[first:stop].tolist(), strict=True), start=first
-    ):
+    for k, prefill_ns in zip(steps, prefill_part_ns(run, steps).tolist(), strict=True):
+        step = run.steps[k]
         prefill_tokens, num_decodes = int(step["prefill_tokens"]), int(step["num_decodes"])
         args = {
             "step": k,

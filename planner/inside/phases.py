@@ -1,16 +1,30 @@
 """A request's life, cut into phases that follow each other without a gap."""
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from planner import kernel
 from planner.engine_config import DRAFTERS
-from planner.inside.recording import HeldBy, Recording, Share, with_events
+from planner.inside.recording import (
+    HeldBy,
+    Recording,
+    Share,
+    prefill_part_ns,
+    steps_between,
+    window_of,
+    with_events,
+)
 from planner.replay import Replay
 from traces.requests import RequestTrace
+
+MOST_STEPS = 50_000
+"""Steps of which all events are held at once: with 256 requests running, 200 MB."""
 
 
 class PhaseKind(StrEnum):
@@ -95,7 +109,13 @@ class Life:
         return sum(phase.end_ns - phase.start_ns for phase in self.of_kind(kind)) / 1e9
 
 
-def life_of(trace: RequestTrace, run: Replay, request: int) -> Life:
+def life_of(
+    trace: RequestTrace,
+    run: Replay,
+    request: int,
+    cancel: npt.NDArray[np.uint8] | None = None,
+    on_piece: Callable[[], None] = lambda: None,
+) -> Life:
     """Why one request took as long as it did.
 
     Parameters
@@ -103,19 +123,26 @@ def life_of(trace: RequestTrace, run: Replay, request: int) -> Life:
     trace : RequestTrace
         The trace of `run`.
     run : Replay
-        With or without events; those that are missing cost one more replay.
+        With or without events; those that are missing cost one more replay for each of `life_pieces`.
     request : int
         Row of the trace.
+    cancel : (1,) uint8, optional
+        As for `replay`.
+    on_piece : callable
+        Called after each of `life_pieces`.
     """
     phases: tuple[Phase, ...] = ()
-    spenders: tuple[Share, ...] = ()
+    spent: Counter[int] = Counter()
     if not run.never_runs[request]:
-        arrival_ns = round(run.arrival_s[request] * 1e9)
-        end_s = run.last_token_s[request] if run.is_finished[request] else run.end_s
-        end_ns = round(end_s * 1e9)
-        recording = Recording(with_events(trace, run, [(arrival_ns, end_ns + 1)]))
-        phases = phases_between(recording, request, arrival_ns, end_ns)
-        spenders = _budget_spenders(recording, phases)
+        from_ns, until_ns = _life_ns(run, request)
+        acts, found = _Acts(run, request, from_ns), _Phases(from_ns)
+        for steps in life_pieces(run, request):
+            recording = Recording(with_events(trace, run, [window_of(run, steps)], cancel))
+            found.go_on(acts, recording, steps, until_ns)
+            spent.update(dict(recording.tokens_in(_budget_steps(run, found.found, steps), (kernel.PREFILLED,))))
+            on_piece()
+        found.extend(until_ns, IDLE, 0, 0)
+        phases = tuple(found.found)
     return Life(
         request=request,
         phases=phases,
@@ -123,19 +150,32 @@ def life_of(trace: RequestTrace, run: Replay, request: int) -> Life:
         ttft_s=float(run.first_token_s[request] - run.arrival_s[request]),
         num_hit_tokens=int(run.num_hit_tokens[request]),
         num_preemptions=int(run.num_preemptions[request]),
-        budget_spenders=spenders,
+        budget_spenders=tuple(Share(*item) for item in sorted(spent.items(), key=lambda item: (-item[1], item[0]))),
     )
 
 
-def _budget_spenders(recording: Recording, phases: tuple[Phase, ...]) -> tuple[Share, ...]:
-    """Who was prefilled in the steps of all phases that waited for budget."""
-    start_ns = recording.run.steps["start_ns"]
-    steps: list[int] = []
+def life_pieces(run: Replay, request: int) -> tuple[range, ...]:
+    """The steps of a request's life, cut into stretches of which memory holds all events; none if it never runs."""
+    if run.never_runs[request]:
+        return ()
+    steps = steps_between(run, *_life_ns(run, request))
+    return tuple(steps[k : k + MOST_STEPS] for k in range(0, len(steps), MOST_STEPS))
+
+
+def _life_ns(run: Replay, request: int) -> tuple[int, int]:
+    """From a request's arrival to its last token, or to the end of the replay if that never came; nanoseconds."""
+    end_s = run.last_token_s[request] if run.is_finished[request] else run.end_s
+    return round(run.arrival_s[request] * 1e9), round(end_s * 1e9)
+
+
+def _budget_steps(run: Replay, phases: Sequence[Phase], steps: range) -> list[int]:
+    """Those of some steps that fall in a phase that waits for budget."""
+    found: list[int] = []
     for phase in phases:
         if phase.held_by is HeldBy.BUDGET:
-            first, last = np.searchsorted(start_ns, [phase.start_ns, phase.end_ns])
-            steps.extend(range(first, last))
-    return recording.tokens_in(steps, (kernel.PREFILLED,))
+            waited = steps_between(run, phase.start_ns, phase.end_ns)
+            found.extend(range(max(waited.start, steps.start), min(waited.stop, steps.stop)))
+    return found
 
 
 def phases_between(recording: Recording, request: int, from_ns: int, until_ns: int) -> tuple[Phase, ...]:
@@ -144,23 +184,15 @@ def phases_between(recording: Recording, request: int, from_ns: int, until_ns: i
     Parameters
     ----------
     recording : Recording
-        With the events of all steps that are scheduled after `from_ns` and begin before `until_ns`.
+        With the events of all steps that run between the two.
     request : int
         Row of the trace.
     from_ns, until_ns : int
         Not before its arrival, not after its last token; nanoseconds.
     """
-    steps = recording.run.steps
-    first = int(np.searchsorted(steps["end_ns"], from_ns, "left"))
-    last = int(np.searchsorted(steps["start_ns"], until_ns, "left"))
-    acts = _Acts(recording, request, from_ns, range(first, last))
     phases = _Phases(from_ns)
-    starts_ns, ends_ns = (steps[name][first:last].tolist() for name in ("start_ns", "end_ns"))
-    for k, start_ns, end_ns in zip(range(first, last), starts_ns, ends_ns, strict=True):
-        acts.enter(k)
-        phases.extend(start_ns, IDLE, 0, 0)
-        phases.extend(min(end_ns, until_ns), acts.what(k), acts.tokens.get(k, 0), acts.beside_ns(k))
-        acts.leave(k)
+    steps = steps_between(recording.run, from_ns, until_ns)
+    phases.go_on(_Acts(recording.run, request, from_ns), recording, steps, until_ns)
     phases.extend(until_ns, IDLE, 0, 0)
     return tuple(phases.found)
 
@@ -178,12 +210,21 @@ IDLE = _What(PhaseKind.IDLE)
 
 
 class _Acts:
-    """What one request does step by step; `enter` and `leave` each step in order."""
+    """What one request does step by step; `read` the steps, then `enter` and `leave` each of them in order."""
 
-    def __init__(self, recording: Recording, request: int, from_ns: int, steps: range) -> None:
-        self.recording, self.request = recording, request
-        run = recording.run
-        rows = recording.of_request(request)
+    def __init__(self, run: Replay, request: int, from_ns: int) -> None:
+        self.run, self.request = run, request
+        # Times in seconds come from whole nanoseconds; half a nanosecond is no time.
+        self.arrival_ns = round(run.arrival_s[request] * 1e9)
+        self.has_token = bool(run.first_token_s[request] * 1e9 < from_ns + 0.5)
+        self.was_admitted = bool(run.first_scheduled_s[request] * 1e9 < from_ns - 0.5)
+        self.is_preempted = self.is_recomputing = self.has_read = False
+
+    def read(self, recording: Recording, steps: range) -> None:
+        """Take in what is recorded of these steps; they follow those before."""
+        self.recording, self.first = recording, steps.start
+        self.prefill_part_ns = prefill_part_ns(self.run, steps)
+        rows = recording.of_request(self.request)
         rows = rows[(rows["step"] >= steps.start) & (rows["step"] < steps.stop)]
         events: list[tuple[int, int, int, int]] = rows.tolist()
         self.tokens = {k: num for k, kind, _, num in events if kind in (kernel.PREFILLED, kernel.DECODED)}
@@ -191,15 +232,14 @@ class _Acts:
         marked = (kernel.PREEMPTED, kernel.ADMITTED, kernel.RESUMED)
         self.mark = {k: kind for k, kind, _, _ in events if kind in marked}
         self.token_steps = {k for k, kind, _, _ in events if kind == kernel.TOKEN}
-        # Times in seconds come from whole nanoseconds; half a nanosecond is no time.
-        self.arrival_ns = round(run.arrival_s[request] * 1e9)
-        self.has_token = bool(run.first_token_s[request] * 1e9 < from_ns + 0.5)
-        self.was_admitted = bool(run.first_scheduled_s[request] * 1e9 < from_ns - 0.5)
+        if self.has_read:
+            return
+        self.has_read = True
         # In the middle of its life the first thing that it does tells what went before.
         if self.mark or self.tokens:
             self.is_preempted = self.was_admitted and next(iter(self.mark.values()), None) == kernel.RESUMED
         else:
-            self.is_preempted = self.was_admitted and bool(run.num_preemptions[request] > 0)
+            self.is_preempted = self.was_admitted and bool(self.run.num_preemptions[self.request] > 0)
         first_chunk = next(iter(self.tokens), -1)
         self.is_recomputing = self.has_token and not self.is_preempted and first_chunk in self.prefilled
 
@@ -210,7 +250,7 @@ class _Acts:
             self.is_preempted, self.is_recomputing = True, False
         elif mark == kernel.RESUMED:
             self.is_preempted = False
-            self.is_recomputing = self.recording.run.what_if.swap_ns_per_token is None
+            self.is_recomputing = self.run.what_if.swap_ns_per_token is None
         elif mark == kernel.ADMITTED:
             self.was_admitted = True
 
@@ -225,7 +265,7 @@ class _Acts:
             if self.is_recomputing:
                 return _What(PhaseKind.RECOMPUTE)
             return _What(PhaseKind.DECODE if self.has_token else PhaseKind.PREFILL)
-        step = self.recording.run.steps[k]
+        step = self.run.steps[k]
         if step["sched_ns"] < self.arrival_ns:
             return _What(PhaseKind.ARRIVING)
         if self.was_admitted and not self.is_preempted:
@@ -237,13 +277,13 @@ class _Acts:
         """What prefill tokens of others take of step k, if the request is in its batch."""
         if k not in self.tokens:
             return 0
-        tokens = int(self.recording.run.steps["prefill_tokens"][k])
+        tokens = int(self.run.steps["prefill_tokens"][k])
         others = tokens - self.prefilled.get(k, 0)
-        return int(self.recording.prefill_part_ns[k]) * others // max(tokens, 1)
+        return int(self.prefill_part_ns[k - self.first]) * others // max(tokens, 1)
 
     def _passed_over_by(self, step: Any) -> HeldBy | None:
         """Why pass 1 had no tokens for a running request."""
-        config = self.recording.run.engine_config
+        config = self.run.engine_config
         extra = DRAFTERS[config.speculative_method].num_extra_inputs
         tokens = int(step["prefill_tokens"] + step["num_decodes"] + step["num_draft_tokens"])
         budget = config.max_num_scheduled_tokens or config.max_num_batched_tokens
@@ -259,6 +299,16 @@ class _Phases:
     def __init__(self, from_ns: int) -> None:
         self.found: list[Phase] = []
         self.end_ns = from_ns
+
+    def go_on(self, acts: _Acts, recording: Recording, steps: range, until_ns: int) -> None:
+        """Go on through these steps, at most until a moment."""
+        acts.read(recording, steps)
+        rows = recording.run.steps[steps.start : steps.stop]
+        for k, start_ns, end_ns in zip(steps, rows["start_ns"].tolist(), rows["end_ns"].tolist(), strict=True):
+            acts.enter(k)
+            self.extend(start_ns, IDLE, 0, 0)
+            self.extend(min(end_ns, until_ns), acts.what(k), acts.tokens.get(k, 0), acts.beside_ns(k))
+            acts.leave(k)
 
     def extend(self, until_ns: int, what: _What, num_tokens: int, beside_ns: int) -> None:
         """Go on until a moment; nothing if that takes no time."""

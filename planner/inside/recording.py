@@ -1,6 +1,7 @@
 """Who did what in which step: a replay's events, looked up by request and by step."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -46,7 +47,15 @@ class Share(NamedTuple):
     """Tokens."""
 
 
-def with_events(trace: RequestTrace, run: Replay, windows_ns: Iterable[tuple[int, int]]) -> Replay:
+def steps_between(run: Replay, from_ns: int, until_ns: int) -> range:
+    """The steps that run at some time between two moments; not one that ends at the first or begins at the second."""
+    first = int(np.searchsorted(run.steps["end_ns"], from_ns, "right"))
+    return range(first, max(first, int(np.searchsorted(run.steps["start_ns"], until_ns, "left"))))
+
+
+def with_events(
+    trace: RequestTrace, run: Replay, windows_ns: Iterable[tuple[int, int]], cancel: npt.NDArray[np.uint8] | None = None
+) -> Replay:
     """`run`, or the same replay once more if it has not the events of the steps scheduled in these windows.
 
     Parameters
@@ -56,17 +65,29 @@ def with_events(trace: RequestTrace, run: Replay, windows_ns: Iterable[tuple[int
     run : Replay
     windows_ns : iterable of (int, int)
         From when until when, nanoseconds; in any order, and they may overlap.
+    cancel : (1,) uint8, optional
+        As for `replay`.
     """
     wanted = merged(windows_ns)
     if all(any(low <= start and end <= high for low, high in run.windows_ns) for start, end in wanted):
         return run
-    return replay(trace, run.engine_config, run.step_time, windows_ns=wanted, what_if=run.what_if)
+    # All but the events is the same again, and to keep the rows of all steps takes longer than the replay.
+    found = replay(
+        trace,
+        run.engine_config,
+        run.step_time,
+        windows_ns=wanted,
+        what_if=run.what_if,
+        keeps_steps=False,
+        cancel=cancel,
+    )
+    return replace(run, events=found.events, windows_ns=found.windows_ns)
 
 
-def recording_of(trace: RequestTrace, run: Replay, stretches: Iterable[tuple[int, int]]) -> "Recording":
-    """The events of some stretches of steps, each from its first step to its last; at the cost of `with_events`."""
+def window_of(run: Replay, steps: range) -> tuple[int, int]:
+    """When a stretch of steps was scheduled, from the first to the last, nanoseconds."""
     sched_ns = run.steps["sched_ns"]
-    return Recording(with_events(trace, run, [(int(sched_ns[a]), int(sched_ns[b]) + 1) for a, b in stretches]))
+    return int(sched_ns[steps[0]]), int(sched_ns[steps[-1]]) + 1
 
 
 def merged(windows_ns: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -85,23 +106,19 @@ class Recording:
 
     def __init__(self, run: Replay) -> None:
         self.run = run
-        events = run.events
-        self._by_request = events[np.argsort(events["request"], kind="stable")]
-        self._by_step = events[np.argsort(events["step"], kind="stable")]
-        held = events[events["kind"] == kernel.HELD]
-        self.prefill_part_ns = prefill_part_ns(run)
+        # Columns by themselves: to look for one request among millions of events takes a millisecond, to sort them 2 s.
+        self._requests, self._steps = run.events["request"].copy(), run.events["step"].copy()
+        held = run.events[run.events["kind"] == kernel.HELD]
         self._held = {step: (head, HELD_BY[code]) for step, _, head, code in held.tolist()}
 
     def of_request(self, request: int) -> npt.NDArray[Any]:
         """(e,) `kernel.EVENT` of one request, HELD left out."""
-        first, last = np.searchsorted(self._by_request["request"], [request, request + 1])
-        events = self._by_request[first:last]
+        events = self.run.events[np.flatnonzero(self._requests == request)]
         return np.asarray(events[events["kind"] != kernel.HELD])
 
     def of_step(self, step: int) -> npt.NDArray[Any]:
         """(e,) `kernel.EVENT` of one step, in the order they were decided."""
-        first, last = np.searchsorted(self._by_step["step"], [step, step + 1])
-        return np.asarray(self._by_step[first:last])
+        return np.asarray(self.run.events[np.flatnonzero(self._steps == step)])
 
     def held(self, step: int) -> tuple[int, HeldBy] | None:
         """The head of the waiting queue after a step was scheduled, and why it stands there; None = nobody waits."""
@@ -116,28 +133,29 @@ class Recording:
         kinds : tuple of int
             `kernel.PREFILLED`, `kernel.DECODED`, or both.
         """
-        tokens: dict[int, int] = {}
-        for k in steps:
-            for _, kind, request, num in self.of_step(k).tolist():
-                if kind in kinds:
-                    tokens[request] = tokens.get(request, 0) + num
-        return tuple(Share(*item) for item in sorted(tokens.items(), key=lambda item: (-item[1], item[0])))
+        events = self.run.events
+        events = events[np.isin(events["kind"], kinds) & np.isin(self._steps, steps)]
+        requests, position = np.unique(events["request"], return_inverse=True)
+        tokens = np.zeros(len(requests), np.int64)
+        np.add.at(tokens, position, events["tokens"])
+        order = np.lexsort((requests, -tokens))
+        return tuple(Share(*item) for item in zip(requests[order].tolist(), tokens[order].tolist(), strict=True))
 
 
-def prefill_part_ns(run: Replay) -> npt.NDArray[np.int64]:
-    """How much of each step its prefill tokens cost: the step-time equation with them less without them.
+def prefill_part_ns(run: Replay, steps: range) -> npt.NDArray[np.int64]:
+    """How much of each of these steps its prefill tokens cost: the step-time equation with them less without them.
 
     Returns
     -------
     (k,) int64
         Nanoseconds, never negative.
     """
-    steps = run.steps
-    kv_read = steps["kv_decode_tokens"].astype(np.float64)
+    rows = run.steps[steps.start : steps.stop]
+    kv_read = rows["kv_decode_tokens"].astype(np.float64)
     equation = kernel.step_ns.py_func
-    drafts = steps["num_draft_tokens"]
-    seqs, tokens, attention = (steps[name] for name in ("num_scheduled", "prefill_tokens", "prefill_attention"))
-    with_prefill = equation(run.step_time, seqs, tokens, kv_read, attention, drafts, steps["kv_prefill_tokens"])
-    none = np.zeros(len(steps), np.int64)
+    drafts = rows["num_draft_tokens"]
+    seqs, tokens, attention = (rows[name] for name in ("num_scheduled", "prefill_tokens", "prefill_attention"))
+    with_prefill = equation(run.step_time, seqs, tokens, kv_read, attention, drafts, rows["kv_prefill_tokens"])
+    none = np.zeros(len(rows), np.int64)
     without = equation(run.step_time, seqs, none, kv_read, none, drafts)
     return np.asarray(np.maximum(with_prefill - without, 0), np.int64)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from planner import kernel
-from planner.inside.recording import HeldBy, Recording, Share, recording_of
+from planner.inside.recording import HeldBy, Recording, Share, window_of, with_events
 from planner.replay import Replay
 from traces.requests import RequestTrace
 
@@ -48,7 +49,9 @@ class StepRow:
     """What keeps the head from starting."""
 
 
-def step_table(trace: RequestTrace, run: Replay, at_s: float, num_steps: int = 21) -> tuple[StepRow, ...]:
+def step_table(
+    trace: RequestTrace, run: Replay, at_s: float, num_steps: int = 21, cancel: npt.NDArray[np.uint8] | None = None
+) -> tuple[StepRow, ...]:
     """The steps around a moment, in order; fewer at the ends of the replay.
 
     Parameters
@@ -61,15 +64,21 @@ def step_table(trace: RequestTrace, run: Replay, at_s: float, num_steps: int = 2
         Seconds; the step that runs then, or the last one before, stands in the middle.
     num_steps : int
         Most rows.
+    cancel : (1,) uint8, optional
+        As for `replay`.
     """
-    middle = int(np.searchsorted(run.steps["start_ns"], round(at_s * 1e9), "right")) - 1
-    first = max(0, middle - num_steps // 2)
-    last = min(len(run.steps), first + num_steps)
-    first = max(0, last - num_steps)
-    if first == last:
+    steps = steps_around(run, at_s, num_steps)
+    if not steps:
         return ()
-    recording = recording_of(trace, run, [(first, last - 1)])
-    return tuple(_row(recording, k) for k in range(first, last))
+    recording = Recording(with_events(trace, run, [window_of(run, steps)], cancel))
+    return tuple(_row(recording, k) for k in steps)
+
+
+def steps_around(run: Replay, at_s: float, num_steps: int) -> range:
+    """As many steps before the one at a moment as after it; fewer at the ends of the replay."""
+    middle = int(np.searchsorted(run.steps["start_ns"], round(at_s * 1e9), "right")) - 1
+    last = min(len(run.steps), max(0, middle - num_steps // 2) + num_steps)
+    return range(max(0, last - num_steps), last)
 
 
 def _row(recording: Recording, k: int) -> StepRow:

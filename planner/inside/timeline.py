@@ -57,72 +57,72 @@ def timeline(run: Replay, num_buckets: int = 600, from_s: float = 0.0, until_s: 
     if len(run.steps) == 0 or until_s <= from_s:
         num_buckets = 0
     borders_ns = np.linspace(from_s * 1e9, until_s * 1e9, num_buckets + 1)
-    segments = _segments(run)
-    # A bucket sees the segment in force at its begin, and all that begin before its end.
-    first = np.searchsorted(segments["start_ns"], borders_ns[:-1], "right") - 1
-    stop = np.searchsorted(segments["start_ns"], borders_ns[1:], "left")
-    first = np.clip(first, 0, max(len(segments) - 1, 0))
-    stop = np.maximum(stop, first + 1)
-    preempted = np.concatenate([[0], np.cumsum(segments["num_preempted"])])
-    begun = np.searchsorted(segments["start_ns"], borders_ns, "left")
+    # Looked up as whole numbers: for floats all times would be made floats first.
+    begun = np.searchsorted(run.steps["start_ns"], np.floor(borders_ns).astype(np.int64), "right")
+    begins = np.searchsorted(run.steps["start_ns"], np.ceil(borders_ns).astype(np.int64), "left")
+    origin = max(int(begun[0]) - 1, 0)
+    steps = run.steps[origin : begins[-1]]
+    # A bucket sees the last step before its begin, or the pause after that one, and all that begin before its end.
+    before, stop = begun[:-1] - 1 - origin, begins[1:] - origin
+    busy, waiting = _buckets(steps, borders_ns, before, stop)
+    usable = run.engine_config.num_gpu_blocks - 1
     # A step that only preempts takes no time; the last one of a replay may lie on its very end.
-    begun[-1] = np.searchsorted(segments["start_ns"], borders_ns[-1], "right")
-
-    def band(name: str) -> Band:
-        return _band(segments[name], first, stop)
-
+    begins[-1] = begun[-1]
+    preempted = np.cumsum(np.append(0, run.steps["num_preempted"][begins[0] : begins[-1]]))
     return Timeline(
         start_s=borders_ns[:-1] / 1e9,
         end_s=borders_ns[1:] / 1e9,
-        running=band("running"),
-        waiting=band("waiting"),
-        kv_usage=band("kv_usage"),
-        prefill_tokens=band("prefill_tokens"),
-        step_s=band("step_s"),
-        num_preemptions=np.diff(preempted[begun]),
+        running=busy.band(steps["num_running"]),
+        waiting=waiting.band(steps["num_waiting"]),
+        kv_usage=busy.band(1.0 - steps["num_free_blocks"] / usable),
+        prefill_tokens=busy.band(steps["prefill_tokens"]),
+        step_s=busy.band((steps["end_ns"] - steps["start_ns"]) / 1e9),
+        num_preemptions=np.diff(preempted[begins - begins[0]]),
     )
 
 
-SEGMENT = np.dtype(
-    [
-        ("start_ns", np.int64),
-        ("running", np.float64),
-        ("waiting", np.float64),
-        ("kv_usage", np.float64),
-        ("prefill_tokens", np.float64),
-        ("step_s", np.float64),
-        ("num_preempted", np.int64),
-    ]
-)
-"""A stretch in which nothing changes: a step, or the pause before the next one."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Buckets:
+    """Which values each of N buckets sees."""
+
+    first: npt.NDArray[np.intp]
+    """(N,) the first one,"""
+    stop: npt.NDArray[np.intp]
+    """(N,) and the one after the last; none where it is not greater."""
+    sees_nothing: npt.NDArray[np.bool_]
+    """(N,) whether there is a time in it when the value is 0."""
+
+    def band(self, values: npt.NDArray[Any]) -> Band:
+        """The smallest and the largest of the values that each bucket sees; none is below 0."""
+        # reduceat takes pairs of borders; the one beyond the last value needs a value to stand on.
+        pairs, padded = np.stack([self.first, self.stop], axis=1).ravel(), np.append(values, 0)
+        low, high = (extreme.reduceat(padded, pairs)[::2].astype(np.float64) for extreme in (np.minimum, np.maximum))
+        return Band(np.where(self.sees_nothing, 0.0, low), np.where(self.first < self.stop, high, 0.0))
 
 
-def _segments(run: Replay) -> npt.NDArray[Any]:
-    """(m,) SEGMENT from time 0 to the end, in order of time."""
-    steps = run.steps
-    busy = np.zeros(len(steps), SEGMENT)
-    busy["start_ns"] = steps["start_ns"]
-    busy["running"] = steps["num_running"]
-    busy["waiting"] = steps["num_waiting"]
-    busy["kv_usage"] = 1.0 - steps["num_free_blocks"] / (run.engine_config.num_gpu_blocks - 1)
-    busy["prefill_tokens"] = steps["prefill_tokens"]
-    busy["step_s"] = (steps["end_ns"] - steps["start_ns"]) / 1e9
-    busy["num_preempted"] = steps["num_preempted"]
-    next_ns = np.append(steps["start_ns"][1:], np.iinfo(np.int64).max)
-    has_pause = next_ns > steps["end_ns"]
-    idle = np.zeros(int(has_pause.sum()) + 1, SEGMENT)
-    idle["start_ns"][1:] = steps["end_ns"][has_pause]
-    idle["waiting"][1:] = steps["num_waiting"][has_pause]
-    # The first row is the time before the first step.
-    both = np.concatenate([idle, busy])
-    return both[np.argsort(both["start_ns"], kind="stable")]
+def _buckets(
+    steps: npt.NDArray[Any],
+    borders_ns: npt.NDArray[np.float64],
+    before: npt.NDArray[np.intp],
+    stop: npt.NDArray[np.intp],
+) -> tuple[_Buckets, _Buckets]:
+    """What a bucket sees of what only steps have, and of what lasts through the pause after a step.
 
-
-def _band(values: npt.NDArray[Any], first: npt.NDArray[np.intp], stop: npt.NDArray[np.intp]) -> Band:
-    """Minimum and maximum of values[first:stop] for every bucket."""
-    if len(first) == 0:
-        return Band(np.zeros(0), np.zeros(0))
-    # reduceat takes pairs of borders; the one beyond the last value needs a value to stand on.
-    pairs = np.stack([first, stop], axis=1).ravel()
-    padded = np.append(values, values[-1])
-    return Band(np.minimum.reduceat(padded, pairs)[::2], np.maximum.reduceat(padded, pairs)[::2])
+    Parameters
+    ----------
+    steps : (k,) kernel.STEP
+    borders_ns : (N + 1,) float64
+        Of the buckets, nanoseconds.
+    before : (N,) int
+        The last step that has begun when a bucket begins; -1 = none.
+    stop : (N,) int
+        The first step that begins after its end.
+    """
+    start_ns, end_ns = (np.append(steps[name], 0) for name in ("start_ns", "end_ns"))
+    num_pauses = np.cumsum(np.append(0, end_ns[:-2] < start_ns[1:-1]))
+    since = np.maximum(before, 0)
+    # The last step that it sees is over before its end, so nothing runs until the next one begins.
+    is_over = end_ns[stop - 1] < borders_ns[1:]
+    has_pause = (before < 0) | is_over | (num_pauses[stop - 1] > num_pauses[since])
+    runs_on = (before >= 0) & (end_ns[since] > borders_ns[:-1])
+    return _Buckets(before + ~runs_on, stop, has_pause), _Buckets(since, stop, before < 0)

@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import ceil, floor
 
 import numpy as np
+import numpy.typing as npt
 
 from planner import kernel
 from planner.inside.phases import Phase, PhaseKind, phases_between
-from planner.inside.recording import HeldBy, Recording, Share, recording_of
+from planner.inside.recording import HeldBy, Recording, Share, window_of, with_events
 from planner.replay import Replay
 from traces.requests import RequestTrace
 
@@ -69,7 +71,12 @@ class WorstGap:
 
 
 def worst_gaps(
-    trace: RequestTrace, run: Replay, num_gaps: int = 20, from_s: float = 0.0, until_s: float | None = None
+    trace: RequestTrace,
+    run: Replay,
+    num_gaps: int = 20,
+    from_s: float = 0.0,
+    until_s: float | None = None,
+    cancel: npt.NDArray[np.uint8] | None = None,
 ) -> tuple[WorstGap, ...]:
     """The longest gaps that end between two moments, the longest first.
 
@@ -85,20 +92,20 @@ def worst_gaps(
         Most entries.
     from_s, until_s : float
         Seconds; the whole replay if not given.
+    cancel : (1,) uint8, optional
+        As for `replay`.
     """
-    found = _longest(run, num_gaps, from_s, run.end_s if until_s is None else until_s)
-    recording = recording_of(trace, run, [(gap.first_step, gap.step) for gap in found])
-    return tuple(_explained(recording, gap) for gap in found)
+    pauses = longest_pauses(run, num_gaps, from_s, run.end_s if until_s is None else until_s)
+    recording = Recording(with_events(trace, run, [window_of(run, pause.steps) for pause in pauses], cancel))
+    return tuple(_explained(recording, pause) for pause in pauses)
 
 
 @dataclass(frozen=True, slots=True)
-class _Gap:
+class Pause:
     """A gap that is found, but not explained."""
 
-    first_step: int
-    """The step that brought the token before it."""
-    step: int
-    """The step that ends it."""
+    steps: range
+    """From the step that brought the token before it to the one that ends it."""
     start_ns: int
     """Its begin."""
     end_ns: int
@@ -109,17 +116,31 @@ class _Gap:
     """Streams that share it."""
 
 
-def _longest(run: Replay, num_gaps: int, from_s: float, until_s: float) -> list[_Gap]:
-    """The longest gaps, those counted per step and those listed one by one, the earlier first among equals."""
+def longest_pauses(run: Replay, num_gaps: int, from_s: float, until_s: float) -> tuple[Pause, ...]:
+    """The longest gaps, those counted per step and those listed one by one, the earlier first among equals.
+
+    Parameters
+    ----------
+    run : Replay
+        Needs no events.
+    num_gaps : int
+        Most entries.
+    from_s, until_s : float
+        When they end, seconds.
+    """
     end_ns = run.steps["end_ns"]
-    shared = np.flatnonzero(run.steps["num_gaps"] > 0)
-    gap_ns = np.concatenate([end_ns[shared] - end_ns[shared - 1], run.gaps["gap_ns"]])
-    step = np.concatenate([shared, run.gaps["step"]])
-    request = np.concatenate([np.full(len(shared), -1), run.gaps["request"]])
-    count = np.concatenate([run.steps["num_gaps"][shared], np.ones(len(run.gaps), np.int64)])
-    is_inside = (from_s * 1e9 <= end_ns[step]) & (end_ns[step] <= until_s * 1e9 + 0.5) & (gap_ns > 0)
-    chosen = np.flatnonzero(is_inside)
-    chosen = chosen[np.lexsort((step[chosen], -gap_ns[chosen]))][:num_gaps]
+    # Looked up as whole numbers: for a float all ends would be made floats first. The first step of all ends no gap.
+    first = max(1, int(np.searchsorted(end_ns, ceil(from_s * 1e9), "left")))
+    stop = max(first, int(np.searchsorted(end_ns, floor(until_s * 1e9 + 0.5), "right")))
+    has_gaps = run.steps["num_gaps"][first:stop] > 0
+    shared = first + _largest(np.where(has_gaps, end_ns[first:stop] - end_ns[first - 1 : stop - 1], 0), num_gaps)
+    listed = np.flatnonzero((run.gaps["step"] >= first) & (run.gaps["step"] < stop))
+    listed = listed[_largest(run.gaps["gap_ns"][listed], num_gaps)]
+    gap_ns = np.concatenate([end_ns[shared] - end_ns[shared - 1], run.gaps["gap_ns"][listed]])
+    step = np.concatenate([shared, run.gaps["step"][listed]])
+    request = np.concatenate([np.full(len(shared), -1), run.gaps["request"][listed]])
+    count = np.concatenate([run.steps["num_gaps"][shared], np.ones(len(listed), np.int64)])
+    chosen = np.lexsort((step, -gap_ns))[:num_gaps]
     found = []
     for gap, k, row, num in zip(
         gap_ns[chosen].tolist(), step[chosen].tolist(), request[chosen].tolist(), count[chosen].tolist(), strict=True
@@ -127,11 +148,19 @@ def _longest(run: Replay, num_gaps: int, from_s: float, until_s: float) -> list[
         start_ns = int(end_ns[k]) - gap
         # A step that only preempts takes no time and may end at the same moment; it comes later.
         first_step = k - 1 if row < 0 else int(np.searchsorted(end_ns, start_ns, "left"))
-        found.append(_Gap(first_step, k, start_ns, int(end_ns[k]), row, num))
-    return found
+        found.append(Pause(range(first_step, k + 1), start_ns, int(end_ns[k]), row, num))
+    return tuple(found)
 
 
-def _explained(recording: Recording, gap: _Gap) -> WorstGap:
+def _largest(values: npt.NDArray[np.int64], num: int) -> npt.NDArray[np.intp]:
+    """Where the largest values above 0 are, as many as asked for at most, the earlier ones among equals; in order."""
+    least = max(1, int(np.partition(values, -num)[-num])) if 0 < num < len(values) else 1
+    above = np.flatnonzero(values > least)
+    equal = np.flatnonzero(values == least)[: num - len(above)]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def _explained(recording: Recording, gap: Pause) -> WorstGap:
     """A gap with its cause: the phases of the request between the two tokens."""
     request = gap.request if gap.request >= 0 else _one_of(recording, gap)
     phases = phases_between(recording, request, gap.start_ns, gap.end_ns)
@@ -140,20 +169,20 @@ def _explained(recording: Recording, gap: _Gap) -> WorstGap:
     cause = parts[0][0]
     waits = [phase for phase in phases if phase.kind is PhaseKind.PREEMPTED]
     longest_wait = max(waits, key=lambda phase: phase.end_ns - phase.start_ns, default=None)
-    between = range(gap.first_step + 1, gap.step + 1)
+    between, last = gap.steps[1:], gap.steps[-1]
     events = recording.of_request(request)
-    is_loss = (events["kind"] == kernel.PREEMPTED) & (events["step"] > gap.first_step) & (events["step"] <= gap.step)
+    is_loss = (events["kind"] == kernel.PREEMPTED) & np.isin(events["step"], between)
     return WorstGap(
         request=request,
         num_requests=gap.num_requests,
         start_s=gap.start_ns / 1e9,
         end_s=gap.end_ns / 1e9,
-        step=gap.step,
-        num_steps=gap.step - gap.first_step,
+        step=last,
+        num_steps=len(between),
         cause=cause,
         parts=tuple(parts),
         culprits=_culprits(recording, request, between, cause),
-        num_decodes=int(recording.run.steps["num_decodes"][gap.step]),
+        num_decodes=int(recording.run.steps["num_decodes"][last]),
         num_preemptions=int(is_loss.sum()),
         preempted_s=sum(phase.end_ns - phase.start_ns for phase in waits) / 1e9,
         num_recomputed=sum(phase.num_tokens for phase in phases if phase.kind is PhaseKind.RECOMPUTE),
@@ -161,11 +190,11 @@ def _explained(recording: Recording, gap: _Gap) -> WorstGap:
     )
 
 
-def _one_of(recording: Recording, gap: _Gap) -> int:
+def _one_of(recording: Recording, gap: Pause) -> int:
     """The first request of the batch that has a token in this step and in the one before."""
     before, after = (
         [int(request) for _, kind, request, _ in recording.of_step(step).tolist() if kind == kernel.TOKEN]
-        for step in (gap.first_step, gap.step)
+        for step in gap.steps
     )
     return next(request for request in after if request in before)
 

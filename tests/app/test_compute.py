@@ -1,12 +1,9 @@
 import json
 import time
-from functools import cache
 
-import numpy as np
 import pytest
 
 from app import compute
-from app.compute import Setting
 from planner.engine_config import EngineConfig, flags_from_facts
 from planner.replay import replay
 from planner.step_time import StepTimeFit
@@ -31,21 +28,6 @@ def test_latencies_are_those_of_the_replay(trace: RequestTrace, fit: StepTimeFit
     gaps, waits = compute.latencies(trace.digest, today, fit.step_time, _trace=trace)
     assert gaps.num == (trace.output_tokens - 1).sum()
     assert waits.num == len(trace)
-
-
-def test_a_replay_that_is_kept_cannot_be_changed(
-    trace: RequestTrace, fit: StepTimeFit, today: EngineConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    setting = Setting(trace.digest, today, fit.step_time)
-    # It is kept per browser session, and there is none here.
-    monkeypatch.setattr(compute, "replayed", cache(compute.replayed.__wrapped__))
-    run = compute.replayed(setting, _trace=trace)
-    with pytest.raises(ValueError, match="read-only"):
-        run.steps["start_ns"][0] = 1
-    gaps = compute.longest_gaps(setting, (0.0, run.end_s), _trace=trace)
-    assert gaps is compute.longest_gaps(setting, (0.0, run.end_s), _trace=trace)
-    assert gaps[0].gap_s == max(gap.gap_s for gap in gaps)
-    assert gaps[0].gap_s == pytest.approx(float(np.nanmax(run.worst_gap_s)))
 
 
 def test_a_file_holds_the_steps_around_the_moment(

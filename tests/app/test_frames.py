@@ -3,7 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from app import compute, frames
+from app import frames
+from app.jobs import NUM_GAPS, NUM_STEPS
 from planner.inside.phases import life_of
 from planner.inside.step_table import step_table
 from planner.inside.worst_gaps import worst_gaps
@@ -159,7 +160,7 @@ def test_gaps_steps_and_phases_count_data_rows_from_one(
     trace: RequestTrace, fit: StepTimeFit, plan: Recommendation
 ) -> None:
     run = replay(trace, plan.today.engine_config, fit.step_time)
-    gaps = worst_gaps(trace, run, compute.NUM_GAPS, 0.0, run.end_s)
+    gaps = worst_gaps(trace, run, NUM_GAPS, 0.0, run.end_s)
     table = frames.worst_gaps(trace, gaps)
     assert table["no."].tolist() == [f"{k}" for k in range(1, len(gaps) + 1)]
     assert table["request"].tolist() == [f"{trace.source_row[gap.request] + 1}" for gap in gaps]
@@ -167,7 +168,7 @@ def test_gaps_steps_and_phases_count_data_rows_from_one(
     assert frames.gap_labels(trace, gaps)[0].startswith(where)
     step = gaps[0].step
     moment_s = float(run.steps["start_ns"][step]) / 1e9 + 1e-6
-    rows = step_table(trace, run, moment_s, compute.NUM_STEPS)
+    rows = step_table(trace, run, moment_s, NUM_STEPS)
     steps = frames.steps(trace, rows, moment_s)
     assert steps.set_index("").loc["▶", "step"] == step
     assert steps["takes [ms]"].max() == round(1e3 * gaps[0].gap_s, 2)

@@ -3,15 +3,35 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from app import compute
 from app.compute import PlanInputs, Setting
-from app.jobs import Job, LoadJob, LoadQuestion, PlanJob, Status, window_width_s
+from app.jobs import (
+    NUM_GAPS,
+    NUM_STEPS,
+    InsideJob,
+    Job,
+    Late,
+    LoadJob,
+    LoadQuestion,
+    Look,
+    Moment,
+    Opened,
+    PlanJob,
+    Status,
+    Window,
+    window_width_s,
+)
 from app.kept import Kept
 from planner.engine_config import EngineConfig, flags_from_facts
 from planner.errors import Cancelled
+from planner.inside.phases import life_of
+from planner.inside.step_table import step_table
+from planner.replay import Replay
 from planner.routing import Routing
 from planner.search import Objective
 from planner.slo import Slo
@@ -28,6 +48,12 @@ def wait(until: Callable[[], bool], at_most_s: float = 120.0) -> float:
         assert time.monotonic() - started < at_most_s
         time.sleep(0.01)
     return time.monotonic() - started
+
+
+def stopped(job: Job) -> bool:
+    """Whether its thread ends within a second."""
+    job._thread.join(1.0)
+    return not job._thread.is_alive()
 
 
 def inputs_of(trace: RequestTrace, fit: StepTimeFit, today: EngineConfig, itl_s: float = 0.08) -> PlanInputs:
@@ -77,9 +103,69 @@ def test_cancel_stops_within_a_second(kind: type[Job], fit: StepTimeFit, today: 
     for one in (job, same):
         one.cancel()
     for one in (job, same):
-        assert wait(lambda one=one: not one.is_going) < 1.0
+        assert one.status is Status.CANCELLED
+        assert stopped(one)
         assert one.status is Status.CANCELLED
         assert one.result is None
+
+
+@pytest.fixture
+def setting(trace: RequestTrace, fit: StepTimeFit, today: EngineConfig) -> Setting:
+    return Setting(trace.digest, today, fit.step_time)
+
+
+def done(question: Look, trace: RequestTrace) -> InsideJob:
+    job = InsideJob(question, trace)
+    wait(lambda: not job.is_going)
+    assert job.status is Status.DONE
+    return job
+
+
+def test_a_replay_that_is_kept_cannot_be_changed_and_is_made_once(trace: RequestTrace, setting: Setting) -> None:
+    run = done(Opened(setting), trace).result
+    with pytest.raises(ValueError, match="read-only"):
+        run.steps["start_ns"][0] = 1
+    again = done(Opened(setting), trace)
+    assert again.result is run
+    assert again.num_done == 0
+
+
+def test_looks_inside_are_those_of_the_replay(trace: RequestTrace, setting: Setting) -> None:
+    run = done(Opened(setting), trace).result
+    look = done(Window(setting, (0.0, run.end_s)), trace)
+    view = look.result
+    assert (look.num_done, look.num_planned) == (1, 1)
+    assert len(view.gaps) == NUM_GAPS
+    assert view.gaps[0].gap_s == pytest.approx(float(np.nanmax(run.worst_gap_s)))
+    moment_s = view.moments_s[0]
+    assert done(Moment(setting, moment_s), trace).result == view.steps[0] == step_table(trace, run, moment_s, NUM_STEPS)
+    assert done(Late(setting, 3), trace).result == life_of(trace, run, 3)
+
+
+def test_a_replay_that_was_forgotten_is_made_again(
+    trace: RequestTrace, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = Kept[Replay]()
+    monkeypatch.setattr(compute, "replays", lambda: nothing)
+    look = done(Late(setting, 5), trace)
+    assert (look.num_done, look.num_planned) == (2, 2)
+    assert nothing.get(Opened(setting)) is not None
+
+
+def test_a_look_inside_stops_within_a_second(fit: StepTimeFit) -> None:
+    """A hundred thousand requests that wait for ever longer: the last one's life has most steps of the replay."""
+    trace = make_trace(replace(CHAT_WITH_LONG_PROMPTS, rate_rps=1000.0, duration_s=100.0))
+    setting = Setting(trace.digest, EngineConfig(), fit.step_time)
+    for question in (Opened(setting), Late(setting, len(trace) - 1)):
+        job = InsideJob(question, trace)
+        wait(lambda job=job: job.part_done > 0.01)
+        before = job.part_done
+        wait(lambda job=job, before=before: before < job.part_done < 1.0)
+        assert job.left_s > 0.0
+        job.cancel()
+        assert stopped(job)
+        assert job.status is Status.CANCELLED
+        assert job.result is None
 
 
 def test_a_load_question_is_answered_once(trace: RequestTrace, fit: StepTimeFit, today: EngineConfig) -> None:

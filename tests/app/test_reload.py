@@ -7,6 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app import compute, tab
+from app.jobs import Opened, WhatIf
 from app.kept import KEPT_S, MOST_KEPT, Kept, is_secret
 from app.tab import Told
 
@@ -47,17 +48,17 @@ def test_a_duplicated_tab_begins_with_the_same_and_shares_no_work(monkeypatch: p
     first.file_uploader[0].set_value(("mine.csv", ROWS, "text/csv")).run()
     going, done = SimpleNamespace(is_going=True), SimpleNamespace(is_going=False)
     mine = first.session_state["session"]
-    mine.job, mine.load_job, mine.what_if = going, done, going
+    mine.job, mine.load_job, mine.asked = going, done, {WhatIf: going, Opened: done}
     second = loaded(monkeypatch, THEIRS, MINE)
     theirs = second.session_state["session"]
     assert theirs.trace.file_name == "mine.csv"
-    assert (theirs.job, theirs.load_job, theirs.what_if) == (None, done, None)
+    assert (theirs.job, theirs.load_job, theirs.asked) == (None, done, {Opened: done})
     second.file_uploader[0].set_value(("theirs.csv", ROWS + b"2,30,4\n", "text/csv")).run()
 
     assert compute.kept().get(MINE).trace.file_name == "mine.csv"
     again = loaded(monkeypatch, THEIRS)
     assert again.session_state["session"].trace.file_name == "theirs.csv"
-    assert (mine.job, mine.what_if) == (going, going)
+    assert (mine.job, mine.asked[WhatIf]) == (going, going)
 
 
 def test_what_says_no_secret_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +67,18 @@ def test_what_says_no_secret_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not test.metric
         test.file_uploader[0].set_value(("mine.csv", ROWS, "text/csv")).run()
     assert not is_secret("0" * 31 + "\n")
+
+
+def test_what_is_large_makes_way_for_what_is_newer() -> None:
+    kept = Kept[bytes](size_of=len, most_bytes=10)
+    kept.put("a", b"1234")
+    kept.put("b", b"1234")
+    kept.put("c", b"1")
+    assert kept.get("a") == b"1234"
+    kept.put("d", b"12")
+    assert [kept.get(key) for key in "abcd"] == [None, b"1234", b"1", b"12"]
+    kept.put("e", b"larger than allowed")
+    assert [kept.get(key) for key in "bcde"] == [None, None, None, b"larger than allowed"]
 
 
 def test_only_some_are_kept_and_not_for_ever() -> None:

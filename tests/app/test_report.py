@@ -56,6 +56,7 @@ def test_it_says_everything_the_answer_stands_on(saved: SavedPlan) -> None:
     assert ":blue[" not in text
     for candidate, _ in saved.recommendation.losers:
         assert f"{candidate.engine_config.max_num_batched_tokens}" in text
+    assert "later_tokens" not in text
 
 
 def test_names_of_files_are_text_not_markup(saved: SavedPlan) -> None:

@@ -9,7 +9,9 @@ import pytest
 from shared import files
 from streamlit.testing.v1 import AppTest
 
-from app import compute
+from app import compute, jobs
+from app.jobs import NUM_GAPS, NUM_STEPS
+from planner.errors import Cancelled
 from planner.plan_file import read_plan, save_plan, write_plan
 from planner.search import Recommendation
 from planner.step_time import StepTimeFit, write_model
@@ -285,11 +287,11 @@ def test_the_inspect_page_explains_gaps_steps_and_a_late_request(example: AppTes
     shown(example, "inspect")
     assert example.segmented_control[0].value == "Recommended"
     gaps, sums = example.table[0].value, example.table[1].value
-    assert len(gaps) == compute.NUM_GAPS
+    assert len(gaps) == NUM_GAPS
     assert gaps["cause, simulated"].str.contains("prefill tokens of request").all()
     steps = example.dataframe[0].value
-    assert len(steps) == compute.NUM_STEPS
-    assert steps[""].tolist().index("▶") == compute.NUM_STEPS // 2
+    assert len(steps) == NUM_STEPS
+    assert steps[""].tolist().index("▶") == NUM_STEPS // 2
     assert "in all, first token after" in words(example)
     assert sums.index[-1] == "E2E, arrival to last token"
     assert "ui.perfetto.dev" in words(example)
@@ -328,8 +330,28 @@ def test_flags_by_hand_are_checked_and_replayed(example: AppTest) -> None:
     budget.set_value(100).run()
     assert "vLLM would not start: max_num_batched_tokens (100) is smaller than max_num_seqs (256)" in words(example)
     next(widget for widget in example.number_input if widget.label == "max_num_batched_tokens").set_value(512).run()
-    assert len(example.table[0].value) == compute.NUM_GAPS
+    assert len(example.table[0].value) == NUM_GAPS
     assert not example.exception
+
+
+def test_a_look_inside_that_takes_long_says_so_and_can_be_cancelled(
+    example: AppTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless(trace: RequestTrace, *setting: object, **watched: np.ndarray) -> None:
+        while not watched["cancel"][0]:
+            time.sleep(0.01)
+        raise Cancelled
+
+    monkeypatch.setattr(jobs, "replay", endless)
+    shown(example, "inspect").segmented_control[0].set_value("By hand").run()
+    budget = next(widget for widget in example.number_input if widget.label == "max_num_batched_tokens")
+    budget.set_value(517).run()
+    assert not example.table
+    press(example, "Cancel")
+    assert "Cancelled." in words(example)
+    monkeypatch.undo()
+    planned(press(example, "Replay again"))
+    assert len(example.table[0].value) == NUM_GAPS
 
 
 def test_a_trace_without_gaps_is_looked_into_all_the_same() -> None:

@@ -97,6 +97,14 @@ def test_an_overloaded_trace_has_no_knee():
     )
 
 
+def test_no_knee_is_claimed_that_no_larger_load_shows():
+    idle = latency_curve(chat_trace(40, rate_rps=0.1), CONFIG, STEP_TIME, SLO, loads=(0.5, 1.0))
+    assert idle.knee is None
+    assert curve_sentence(idle) == "No knee up to 1 times this load, the most that is drawn."
+    burst = latency_curve(trace_of((0.0, 9, 5), (0.0, 9, 5)), CONFIG, STEP_TIME, SLO)
+    assert curve_sentence(burst) == "All requests arrive at one instant: another load changes nothing."
+
+
 def test_windows_say_which_stretch_breaks_and_sum_to_the_whole():
     """Quiet, then a burst of long prompts in the second window, then quiet again."""
     quiet = [(float(second), 100, 20) for second in range(300)]

@@ -1,6 +1,9 @@
 """The command line: what it prints, where, and how it ends."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,6 +11,7 @@ import pytest
 from shared import Case, cases, files
 from traces_by_hand import chat_trace
 
+from planner.cli import outputs, tables
 from planner.cli.main import main
 from planner.engine_config import EngineConfig
 from planner.plan_file import open_plan
@@ -83,7 +87,6 @@ def test_the_road_from_log_to_flags(capsys, tmp_path):
     document = json.loads(out)
     assert code == 0
     assert json.loads(plan.read_text()) == document
-    assert "replays" in err
     assert document["verdict"] == "met"
     assert document["today"]["flags"]["max_num_batched_tokens"] == 8192, "today's flags come from the log"
     assert document["today"]["violations"]
@@ -229,7 +232,6 @@ def test_capacity_says_where_it_breaks(capsys, trace_file, tmp_path):
     assert code == 0
     assert document["met_load"] < document["missed_load"]
     assert document["replicas"] > 1
-    assert "load 1: met" in err
     code, out, _ = run(capsys, *given)
     assert f"At 4 times this load, {document['replicas']} replicas meet them." in out
     assert "The knee lies near" in out
@@ -398,14 +400,14 @@ def test_a_missed_plan_has_no_command_to_export(capsys, trace_file, tmp_path):
 def test_all_targets_go_from_the_command_line_into_the_plan(capsys, trace_file, tmp_path):
     more = (
         *("--e2e-ms", 60_000, "--e2e-percentile", 95, "--stalled-percent", 50, "--class-target"),
-        *("prompt=1-1000,priority=0,ttft_ms=9000", "--class-target", "prompt=2000-,itl_ms=70,worst_gap_ms=900"),
+        *("prompt=1-1000,ttft_ms=9000", "--class-target", "prompt=2000-,itl_ms=70,worst_gap_ms=900"),
     )
     code, _, _ = run(capsys, "plan", trace_file, "--base-ms", 8, "--itl-ms", 80, *more, "-o", tmp_path / "p.json")
     assert code == 0
     slo = open_plan(str(tmp_path / "p.json")).recommendation.slo
     assert (slo.e2e_s, slo.e2e_percentile, slo.stalled_share) == (60.0, 0.95, 0.5)
     assert slo.classes == (
-        ClassTarget(1, 1000, 0, ttft_s=9.0),
+        ClassTarget(1, 1000, ttft_s=9.0),
         ClassTarget(2000, None, itl_s=0.07, worst_gap_s=0.9),
     )
 
@@ -451,7 +453,7 @@ def test_requests_are_chosen_by_words(capsys, tmp_path):
     assert (code, json.loads(out)["requests"]) == (0, 3)
     code, out, err = run(capsys, "replay", trace, "--only", "tenant=a")
     assert (code, out) == (2, "")
-    assert "no column 'tenant' to choose by; there are: 'model'" in err
+    assert "no column of words is called 'tenant'; there are: 'model'" in err
 
 
 def test_a_model_replays_under_the_flags_of_its_server(capsys, tmp_path):
@@ -494,3 +496,106 @@ def test_requests_that_never_run_are_named_by_rows_from_1(capsys, tmp_path):
     assert json.loads(out)["never_run_rows"] == [2, 4]
     _, out, _ = run(capsys, *small)
     assert "2 requests can never run under these flags (data rows 2, 4)" in out
+
+
+def test_a_trace_of_which_nothing_can_run_is_no_plan(capsys, tmp_path):
+    columns = {"arrival_s": [0.0, 1.0], "prompt_tokens": [5000, 6000], "output_tokens": [5, 5]}
+    pq.write_table(pa.table(columns), tmp_path / "long.parquet")
+    given = (tmp_path / "long.parquet", "--base-ms", 8, "--itl-ms", 80, "--max-model-len", 4096)
+    for command in ("plan", "capacity"):
+        code, out, err = run(capsys, command, *given)
+        assert (code, out) == (2, "")
+        assert "none of the 2 requests can run: the shortest prompt has 5,000 tokens, max_model_len is 4096" in err
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("prompt=90000-,ttft_ms=1", "no request is among prompts of 90,000 tokens or more: prompts have "),
+        ("priority=7,ttft_ms=1", "no request is among requests of priority 7: "),
+    ],
+)
+def test_a_target_of_nobody_is_refused(capsys, trace_file, target, words):
+    for command in ("plan", "capacity"):
+        given = (command, trace_file, "--base-ms", 8, "--itl-ms", 80, "--class-target", target)
+        code, out, err = run(capsys, *given)
+        assert (code, out) == (2, "")
+        assert words in err
+        assert "priorities are not given" in err
+
+
+@pytest.mark.parametrize(("where", "code", "said"), [("pipe", 141, ""), ("/dev/full", 2, "No space left on device\n")])
+def test_output_that_goes_nowhere_ends_without_a_traceback(trace_file, where, code, said):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    if where != "pipe":
+        os.close(write_end)
+        write_end = os.open(where, os.O_WRONLY)
+    given = [sys.executable, "-m", "planner.cli.main", "replay", trace_file]
+    done = subprocess.run(given, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write_end)
+    assert done.returncode == code
+    assert done.stderr.endswith(said)
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_command_says_so(capsys, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables, "run_tables", interrupted)
+    assert run(capsys, "tables") == (130, "", "\nInterrupted.\n")
+
+
+def test_progress_is_written_over_on_a_terminal_and_said_now_and_then_elsewhere(capsys, monkeypatch, trace_file):
+    given = ("capacity", trace_file, "--base-ms", 8, "--itl-ms", 140, "--loads", 1)
+    _, _, err = run(capsys, *given)
+    assert "load 1: " not in err
+    monkeypatch.setattr(outputs, "PROGRESS_S", 0.0)
+    _, _, err = run(capsys, *given)
+    assert "\nload 1: met\n" in err
+    assert "\r" not in err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, _, err = run(capsys, *given)
+    assert f"\r{'load 1: met':70}" in err
+    assert err.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("replay", "--itl-ms", 0), "--itl-ms is 0; it must be above 0"),
+        (("replay", "--rate", 0), "--rate is 0; it must be above 0"),
+        (("replay", "--sample", 101), "--sample is 101; it must be above 0 and at most 100"),
+        (("replay", "--sample-seed", -1), "--sample-seed is -1; it must not be negative"),
+        (("replay", "--from-s", 9, "--until-s", 5), "--until-s is 5, --from-s 9; the window must end after it begins"),
+        (("inspect", "--num-gaps", -3), "--num-gaps is -3; it must not be negative"),
+        (("inspect", "--window", 5, 1), "--window needs two seconds, 0 or more, the first before the second"),
+        (("inspect", "--window", 1e6, 2e6), "--window begins at 1e+06 s; the replay ends at "),
+        (("inspect", "--perfetto", "/"), "/: cannot be written: it is a folder"),
+        (("plan", "--itl-ms", 80, "--stalled-percent", -1), "--stalled-percent is -1; it must not be negative"),
+        (("plan", "--itl-ms", 80, "--stalled-percent", 101), "--stalled-percent is 101; it must be at most 100"),
+        (("plan", "--itl-ms", 80, "--align"), "--align needs --steps"),
+        (("plan", "--itl-ms", 80, "--steps", LOG_SAMPLE), "give --steps, --model, or the times of a step, not two"),
+        (("capacity", "--itl-ms", 80, "--window-s", 1e-9), "1e-09 s cut this trace into "),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_it_is_done(capsys, trace_file, arguments, words):
+    code, out, err = run(capsys, arguments[0], trace_file, "--base-ms", 8, *arguments[1:])
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_a_file_that_is_not_there_is_said_plainly(capsys, tmp_path):
+    _, _, err = run(capsys, "replay", tmp_path / "none.parquet")
+    assert err == "none.parquet: cannot be opened: No such file or directory.\n"
+    _, _, err = run(capsys, "calibrate", LOG_SAMPLE, "-o", tmp_path)
+    assert err == f"{tmp_path}: cannot be written: it is a folder\n"
+
+
+def test_wrong_options_are_said_in_a_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["replay", "trace.csv", "--rate", "nan"])
+    assert end.value.code == 2
+    said = "planner replay: argument --rate: invalid number value: 'nan'. planner replay --help lists what there is.\n"
+    assert capsys.readouterr() == ("", said)

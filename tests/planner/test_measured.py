@@ -71,7 +71,7 @@ def test_a_client_and_a_replay_are_measured_alike():
     assert by_name["ttft"].predicted.mean_s == pytest.approx(0.025)
     assert by_name["ttft"].measured.mean_s == pytest.approx(0.035)
     assert by_name["e2e"].relative_error("max") == pytest.approx(0.04 / 0.06 - 1)
-    assert "the largest miss is 33 %:" in trust_sentence(tuple(by_name.values()))
+    assert "the largest miss of mean, p50, p90 and p99 is 33 % (E2E p99):" in trust_sentence(tuple(by_name.values()))
 
 
 def test_of_several_replays_the_typical_one_is_compared_and_their_reach_is_told():

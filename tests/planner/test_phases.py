@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from inside_runs import SYNC, TEN_MS_PLUS_ONE_PER_TOKEN, replays
 from shared import shared_path
 from traces_by_hand import trace_of
 
 from planner.engine_config import EngineConfig
-from planner.inside.phases import PhaseKind, life_of
+from planner.inside import phases
+from planner.inside.phases import PhaseKind, life_of, life_pieces
 from planner.inside.recording import HeldBy, Share
 from planner.inside.words import life_sentence
 from planner.replay import WHOLE_REPLAY, replay
@@ -175,3 +178,15 @@ def test_c09_blocks_keep_the_fifth_request_waiting_under_the_current_rule():
     life = life_of(trace, old, 4)
     assert life.num_preemptions == old.num_preemptions[4] > 100
     assert life.seconds_of(PhaseKind.RECOMPUTE) > 800
+
+
+@settings(max_examples=100)
+@given(replays(), st.integers(1, 5))
+def test_a_long_life_is_the_same_in_pieces(trace_and_run, most_steps):
+    trace, run = trace_and_run
+    for request in range(len(trace)):
+        whole, on_piece = life_of(trace, run, request), Mock()
+        with patch.object(phases, "MOST_STEPS", most_steps):
+            pieces = life_of(trace, run, request, on_piece=on_piece)
+            assert on_piece.call_count == len(life_pieces(run, request))
+        assert (pieces.phases, pieces.budget_spenders) == (whole.phases, whole.budget_spenders)

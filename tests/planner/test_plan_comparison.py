@@ -14,6 +14,13 @@ def test_a_plan_and_its_file_do_not_differ():
     made = saved_plan()
     compared = compare_plans(made, read_plan(write_plan(made)))
     assert not any(row.differs for row in (*compared.inputs, *compared.answers))
+    rows = {row.name: value_in_words(row.first, row.unit) for row in (*compared.inputs, *compared.answers)}
+    assert rows["searched max_num_batched_tokens"] == "512, 1,024, 8,192"
+    assert rows["searched long_prefill_token_threshold"] == "off, 200"
+    assert rows["searched watermark"] == "–"
+    assert rows["today: unstable"] == "no"
+    together = made.recommendation.finalists[0].together
+    assert rows["probability that targets are met"] == f"{100 * together:.3g} %"
     assert inputs_sentence(compared) == "Both plans stand on the same inputs."
 
 
@@ -42,6 +49,9 @@ def test_other_traffic_and_another_planner_are_named():
         (0.955, "share", "95.5 %"),
         (8192, "", "8,192"),
         (True, "", "on"),
+        (False, "yes or no", "no"),
+        (478.4749, "tokens/s", "478 tokens/s"),
+        (0.3123, "× capacity", "0.312 × capacity"),
         (None, "s", "–"),
         (float("nan"), "", "–"),
         (1.23456, "", "1.23"),

@@ -63,7 +63,7 @@ def test_further_flags_and_finalists_come_back_too():
 
 def test_a_plan_of_a_release_without_them_opens(text):
     document = json.loads(text)
-    del document["finalists"], document["space"]["more"]
+    del document["finalists"], document["space"]["more"], document["digest"]
     opened = read_plan(json.dumps(document)).recommendation
     assert opened.finalists == ()
     assert opened.space.searched == SEARCHED
@@ -129,6 +129,31 @@ def test_a_broken_file_is_refused_with_the_place(text, path, to, words):
         read_plan(changed(text, *path, to=to), "mine.json")
     assert str(fault.value).startswith("mine.json: ")
     assert words in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "to"),
+    [
+        (("sentence",), "Met: p99 token gap 1 ms."),
+        (("slo", "itl_s"), 0.05),
+        (("command",), "vllm serve MODEL"),
+        (("trace", "digest"), "00"),
+        (("model", "step_time", "base_ns"), 1),
+        (("num_replays",), 1),
+        (("losers", 0), None),
+        (("digest",), "00"),
+    ],
+)
+def test_a_file_that_was_changed_is_refused_though_it_fits_together(text, path, to):
+    with pytest.raises(BadPlan, match="digest: not that of what the file says"):
+        read_plan(changed(text, *path, to=to))
+
+
+def test_a_file_that_was_only_laid_out_anew_opens(text):
+    """Other spaces, another order, and whole numbers without their point, as other programs write them."""
+    document = json.loads(text, parse_float=lambda word: int(float(word)) if float(word).is_integer() else float(word))
+    opened = read_plan(json.dumps(dict(reversed(document.items()))))
+    assert json.loads(write_plan(opened)) == json.loads(text)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"version": NaN, "recommended": null}', "{}"])

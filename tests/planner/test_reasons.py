@@ -7,8 +7,8 @@ from traces_by_hand import chat_trace
 
 from planner.candidates import Reason
 from planner.confidence import Confidence
-from planner.reasons import binding_constraint, freeze_bound, no_op_flags, notches, why
-from planner.search import Objective, SearchSpace, recommend
+from planner.reasons import binding_constraint, freeze_bound, never_tried, no_op_flags, notches, why
+from planner.search import More, Objective, SearchSpace, recommend
 from planner.slo import Slo
 from planner.verdict import flags_in_words, rejection_sentence, seconds, tokens_per_s
 
@@ -94,10 +94,59 @@ def test_where_no_notch_lengthens_the_longest_gap_no_flag_is_named():
     found, _ = binding(Objective.LOWEST_TTFT, Slo(itl_s=9.0), space=SearchSpace((8192,), (64, 65), (0,)))
     worst_s = found.best.summary.itl.max_s
     assert freeze_bound(found) == (
-        f"No flag bounds the longest token gap: one notch on any leaves it at {seconds(worst_s)} or shortens it.",
+        f"No flag acts on the longest token gap: one notch on any leaves it at {seconds(worst_s)}.",
     )
     found, _ = binding(Objective.LOWEST_TTFT, Slo(itl_s=9.0), space=SearchSpace((8192,), (64,), (0,)))
     assert freeze_bound(found) == ()
+
+
+def test_a_flag_on_its_largest_value_is_named_by_what_a_smaller_one_gives():
+    """The budget makes the gap: that no larger one was tried does not mean that none acts."""
+    found, _ = binding(Objective.LOWEST_TTFT, Slo(itl_s=9.0), space=SearchSpace((512, 8192), (64,), (0,)))
+    assert found.best.engine_config.max_num_batched_tokens == 8192
+    worst_s, shorter_s = (c.summary.itl.max_s for c in (found.best, notches(found)[0].candidate))
+    assert shorter_s < worst_s
+    assert freeze_bound(found) == (
+        f"Nothing one notch away lengthens the longest token gap of {seconds(worst_s)}; with max_num_batched_tokens "
+        f"512 instead of 8,192 it is {seconds(shorter_s)}.",
+    )
+
+
+def test_todays_value_is_a_notch_though_others_were_asked_for():
+    """The longest gap is bounded by the budget that today's flags exceed, not by nothing."""
+    found, _ = binding(Objective.LOWEST_TTFT, Slo(itl_s=0.08), space=SearchSpace((512, 1024), (64,), (0,)))
+    assert found.best.engine_config == replace(TODAY, max_num_batched_tokens=1024)
+    assert [(notch.flag, notch.value) for notch in notches(found)] == [
+        ("max_num_batched_tokens", 512),
+        ("max_num_batched_tokens", 8192),
+    ]
+    assert freeze_bound(found)[0].startswith(
+        "max_num_batched_tokens bounds the longest token gap: with 8,192 instead of 1,024 it is "
+    )
+
+
+def test_values_that_vllm_refuses_beside_all_others_are_said():
+    more = More(enable_chunked_prefill=(False, True))
+    today = replace(TODAY, max_model_len=40_000)
+    found, _ = binding(Objective.LOWEST_TTFT, Slo(itl_s=9.0), space=replace(SPACE, more=more), today=today)
+    said = (
+        f"enable_chunked_prefill off was not tried: max_num_batched_tokens ({today.max_num_batched_tokens}) is smaller "
+        "than max_model_len (40000) while chunked prefill is off."
+    )
+    assert never_tried(found) == (said,)
+    assert why(found)[-1] == said
+    assert never_tried(replace(found, space=SPACE)) == ()
+
+
+def test_a_gain_that_no_digit_shows_is_no_temptation():
+    found, said = binding(Objective.HIGHEST_THROUGHPUT, Slo(itl_s=0.08))
+    assert said.startswith("The target binds: ")
+    rate = found.best.summary.output_tokens_per_s
+    candidates = tuple(
+        replace(c, summary=replace(c.summary, output_tokens_per_s=rate * 1.000001)) if c.violations else c
+        for c in found.candidates
+    )
+    assert "The target binds" not in binding_constraint(replace(found, candidates=candidates))
 
 
 def test_what_is_preferred_but_less_sure_is_said_with_how_sure():

@@ -32,6 +32,9 @@ def test_words_make_a_class(text, target):
         ("ttft_ms=0", "needs a limit above 0"),
         ("ttft_ms=nan", "needs a limit above 0"),
         ("ttft_ms=inf", "needs a limit above 0"),
+        ("prompt=9-1,ttft_ms=5", "no prompt has 9 tokens or more and at most 1"),
+        ("prompt=1-9,prompt=2-3,ttft_ms=5", "names one thing twice"),
+        ("stalled_percent=101", "no more than 100 percent"),
     ],
 )
 def test_other_words_are_refused(text, words):

@@ -1,5 +1,7 @@
 """The engine over time: no bucket hides a peak."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +29,41 @@ def test_nothing_to_show():
     assert len(timeline(run, 10, from_s=1.0, until_s=1.0).start_s) == 0
     after = timeline(run, 10, from_s=5.0, until_s=6.0)
     assert after.running.high.tolist() == [0] * 10
+
+
+def test_after_the_end_nothing_runs_even_where_the_last_step_took_no_time():
+    """A step that only preempts; a replay that goes round in circles ends on one."""
+    run = replay(trace_of((0.0, 20, 2)), SYNC, TEN_MS_PLUS_ONE_PER_TOKEN)
+    steps = np.append(run.steps, run.steps[-1:])
+    steps["start_ns"][-1] = steps["end_ns"][-1]
+    after = timeline(replace(run, steps=steps), 1, from_s=run.end_s, until_s=2 * run.end_s)
+    assert after.running.high.tolist() == after.kv_usage.high.tolist() == [0.0]
+
+
+@settings(max_examples=150)
+@given(replays(), st.integers(1, 40), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_a_bucket_has_the_extremes_of_all_it_touches(trace_and_run, num_buckets, begin, end):
+    """Against stretches in which nothing changes, one by one."""
+    _, run = trace_and_run
+    view = timeline(run, num_buckets, begin * run.end_s, end * run.end_s)
+    usable, waiting, now_ns = run.engine_config.num_gpu_blocks - 1, 0, 0
+    stretches = []
+    for step in run.steps:
+        if step["start_ns"] > now_ns:
+            stretches.append((now_ns, step["start_ns"], 0, waiting, 0.0, 0, 0.0))
+        now_ns, waiting = step["end_ns"], step["num_waiting"]
+        used, took_s = 1.0 - step["num_free_blocks"] / usable, (step["end_ns"] - step["start_ns"]) / 1e9
+        stretches.append((step["start_ns"], now_ns, step["num_running"], waiting, used, step["prefill_tokens"], took_s))
+    names = ("running", "waiting", "kv_usage", "prefill_tokens", "step_s")
+    for k, (start_s, end_s) in enumerate(zip(view.start_s.tolist(), view.end_s.tolist(), strict=True)):
+        seen = [
+            values
+            for start_ns, end_ns, *values in stretches
+            if start_ns < end_s * 1e9 - 1 and (end_ns > start_s * 1e9 + 1 or start_s * 1e9 <= start_ns)
+        ]
+        for name, values in zip(names, zip(*seen, strict=True), strict=False):
+            band = getattr(view, name)
+            assert (band.low[k], band.high[k]) == (min(values), max(values))
 
 
 @settings(max_examples=150)

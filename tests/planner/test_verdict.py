@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from traces_by_hand import chat_trace
+from traces_by_hand import chat_trace, trace_of
 
 from planner.candidates import Reason, Rejection
 from planner.engine_config import EngineConfig
@@ -11,7 +11,10 @@ from planner.search import Objective, SearchSpace, recommend
 from planner.slo import Slo
 from planner.step_time import StepTime
 from planner.verdict import (
+    LOST_FOR,
     advice,
+    effort,
+    losers_sentence,
     rejection_sentence,
     seconds,
     slo_sentence,
@@ -98,6 +101,32 @@ def test_the_gain_is_the_objectives(objective, words):
     found = plan(itl_s=0.3, objective=objective)
     assert words in verdict(found).sentence
     assert "TTFT p99" in verdict(found).sentence
+
+
+def test_what_the_search_went_through_adds_up():
+    found = plan()
+    assert effort(found).startswith(f"{len(found.candidates)} settings tried in {found.num_replays} replays (settings ")
+    counts = [int(part.split()[0]) for part in losers_sentence(found).removeprefix("Not chosen: ").split(", ")]
+    assert sum(counts) == len(found.losers)
+    assert losers_sentence(found).endswith(" token gap above its target, 1 higher TTFT.")
+
+
+def test_every_reason_has_words():
+    assert set(LOST_FOR) == set(Reason)
+
+
+def test_two_rates_that_look_alike_are_told_apart():
+    rejection = Rejection(Reason.LESS_THROUGHPUT, 478.4601, 478.4749, "tokens/s")
+    assert rejection_sentence(rejection) == "meets the targets, but 0.015 tokens/s less than 478 tokens/s"
+
+
+def test_without_gaps_the_sentence_judges_none():
+    trace = trace_of(*((0.1 * i, 100 * (i + 1), 1) for i in range(30)))
+    same = plan(trace=trace, space=SearchSpace((8192,), (64,), (0,)))
+    assert verdict(same).sentence == (
+        "Met: every request has one output token, so there are no token gaps to judge; today's flags can stay; nothing "
+        "that was tried and meets the targets has a lower TTFT."
+    )
 
 
 def test_targets_in_a_sentence():

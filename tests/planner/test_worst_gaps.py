@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from inside_runs import SYNC, TEN_MS_PLUS_ONE_PER_TOKEN, replays
 from shared import shared_path
 from traces_by_hand import trace_of
@@ -12,7 +13,7 @@ from traces_by_hand import trace_of
 from planner.engine_config import EngineConfig
 from planner.inside.recording import HeldBy, Share
 from planner.inside.words import gap_sentence
-from planner.inside.worst_gaps import Cause, worst_gaps
+from planner.inside.worst_gaps import Cause, longest_pauses, worst_gaps
 from planner.replay import WHOLE_REPLAY, replay
 from planner.step_time import StepTime
 from traces.read import read_trace
@@ -182,3 +183,18 @@ def test_c10_preemption_is_what_makes_the_worst_gaps():
     assert all(gap.held_by is HeldBy.BLOCKS and gap.num_recomputed > 800 for gap in gaps)
     trace, run = case_run("C10_max_num_seqs_above_kv.parquet", 8192, 64, 0, 77_088, 40.0, 0.25)
     assert Cause.PREEMPTED not in {gap.cause for gap in worst_gaps(trace, run, 100)}
+
+
+@settings(max_examples=150)
+@given(replays(), st.integers(1, 8), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_the_longest_are_found_among_all(trace_and_run, num_gaps, begin, end):
+    """Against a list of all gaps, sorted."""
+    _, run = trace_and_run
+    from_s, until_s = begin * run.end_s, end * run.end_s
+    ends = run.steps["end_ns"].tolist()
+    gaps = [(ends[k] - ends[k - 1], k, -1) for k in np.flatnonzero(run.steps["num_gaps"]).tolist()]
+    gaps += [(gap_ns, step, request) for gap_ns, request, _, step in run.gaps.tolist()]
+    inside = [gap for gap in gaps if gap[0] > 0 and from_s * 1e9 <= ends[gap[1]] <= until_s * 1e9 + 0.5]
+    wanted = sorted(inside, key=lambda gap: (-gap[0], gap[1]))[:num_gaps]
+    found = longest_pauses(run, num_gaps, from_s, until_s)
+    assert [(pause.end_ns - pause.start_ns, pause.steps[-1], pause.request) for pause in found] == wanted

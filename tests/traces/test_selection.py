@@ -85,7 +85,7 @@ def test_requests_are_chosen_by_their_words() -> None:
     assert part.source_row.tolist() == [11, 13, 15, 17, 19]
     assert part.labels[0].codes.tolist() == [1] * 5
     assert selection_sentence(part.selection) == "model large; session_id s1"
-    with pytest.raises(EmptySelection, match="no column 'tenant'"):
+    with pytest.raises(EmptySelection, match="no column of words is called 'tenant'"):
         select(labelled(20), Selection(keep=(("tenant", ("a",)),)))
 
 

@@ -1483,13 +1483,12 @@ def list_blocks(request, until, engine, spans, paths, table, limits):
 
 @inlined
 def growing_span(request, branch, spans, table):
-    """The last span of a request if more blocks may join it: whole, its own, the last one of the branch; else 0."""
+    """The last span of a request if more blocks may join it: its own, the last one of the branch, so uncut; else 0."""
     if request.num_spans == 0:
         return 0
     row = table[request.slot, request.num_spans - 1] >> 32
     span = spans[row]
-    is_whole = span.until == request.num_listed
-    return row if is_whole and span.branch == branch and span.num_holders == 1 and span.next_alike == 0 else 0
+    return row if span.branch == branch and span.num_holders == 1 and span.next_alike == 0 else 0
 
 
 @compiled

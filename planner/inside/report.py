@@ -120,6 +120,8 @@ def report_lines(trace: RequestTrace, report: InsideReport) -> list[str]:
         others = f" and {gap.num_requests - 1:,} more" if gap.num_requests > 1 else ""
         who = f"{request_name(trace, gap.request)}{others}"
         lines.append(f"  {seconds(gap.gap_s):>8} until {gap.end_s:.3f} s, {who}: {gap_sentence(trace, gap)}")
+    if not report.gaps:
+        lines.append("  none: no gap between two tokens of one request ends here")
     if report.steps:
         lines += ["", "Steps"]
         lines.extend(_step_line(trace, row) for row in report.steps)
@@ -137,7 +139,7 @@ def _band(view: Timeline, name: str, k: int, scale: float = 1.0) -> str:
 
 def _step_line(trace: RequestTrace, row: StepRow) -> str:
     """One step."""
-    parts = [f"{len(row.decoded):,} decodes"]
+    parts = [f"{len(row.decoded):,} {'decode' if len(row.decoded) == 1 else 'decodes'}"]
     if row.prefilled:
         parts.append(f"{_total(row.prefilled):,} prefill tokens of {named(trace, row.prefilled)}")
     for what, shares in (("admitted", row.admitted), ("resumed", row.resumed)):

@@ -599,3 +599,11 @@ def test_wrong_options_are_said_in_a_line(capsys):
     assert end.value.code == 2
     said = "planner replay: argument --rate: invalid number value: 'nan'. planner replay --help lists what there is.\n"
     assert capsys.readouterr() == ("", said)
+
+
+def test_a_trace_without_gaps_is_looked_into_all_the_same(capsys, tmp_path):
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,1\n1,120,1\n")
+    code, out, _ = run(capsys, "inspect", trace, "--base-ms", 8)
+    assert code == 0
+    assert out.endswith("counted from 1)\n  none: no gap between two tokens of one request ends here\n")

@@ -311,7 +311,7 @@ class Engine:
         rows = [*running, *self.queue[: state["num_queued"]], state["next_new"]]
         first = int(min(rows)) if first is None else first
         # Of the table only what is held counts, and in what order the rows that were ever used come next.
-        num_slots, width = int(state["peak_running"]), max(1, int(self.requests["num_spans"][running].max(initial=1)))
+        num_slots, width = int(state["peak_running"]), int(self.requests["num_spans"][running].max(initial=1))
         return Saved(
             first, self.requests[first:].copy(), self.order[first:].copy(), tuple(x.copy() for x in self._whole),
             self.table[:num_slots, :width].copy(), self.spans[: max(state["num_span_rows"], self.num_branches)].copy(),

@@ -117,12 +117,11 @@ def _searched(space: SearchSpace, name: str) -> str | None:
 def _answers(saved: SavedPlan) -> list[tuple[str, Value, str]]:
     """What a plan says: name, value, unit."""
     plan = saved.recommendation
-    sure = next((f.together for f in plan.finalists if plan.best and f.engine_config == plan.best.engine_config), None)
     return [
         ("verdict", saved.words.verdict, ""),
         ("sentence", saved.words.sentence, ""),
         *((name, getattr(plan.best.engine_config, name) if plan.best else None, "") for name in (*SEARCHED, *MORE)),
-        ("probability that targets are met", sure, "share"),
+        ("probability that targets are met", plan.probability_met, "share"),
         ("steps outside the calibrated range", plan.extrapolated_share, "share"),
         ("offered load", plan.offered_load, "× capacity"),
         *_numbers("recommended", plan.best),
